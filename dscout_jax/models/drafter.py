@@ -1,0 +1,126 @@
+"""The block-diffusion drafter (DFlash semantics): one forward drafts a whole block."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dscout_jax import ops
+from dscout_jax.config import DrafterConfig
+from dscout_jax.models.cache import KVCache
+from dscout_jax.models.layers import MLP, Linear, RMSNorm
+
+
+class DraftAttention(nn.Module):
+    """Attention of blocks over context features and over themselves, with one set of K/V weights."""
+
+    config: DrafterConfig
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        c = self.config
+        self.q_proj = Linear(c.num_heads * c.head_dim, self.dtype)
+        self.k_proj = Linear(c.num_kv_heads * c.head_dim, self.dtype)
+        self.v_proj = Linear(c.num_kv_heads * c.head_dim, self.dtype)
+        self.o_proj = Linear(c.hidden_size, self.dtype)
+        self.q_norm = RMSNorm(c.rms_norm_eps)
+        self.k_norm = RMSNorm(c.rms_norm_eps)
+
+    def key_value(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys (normed, rotated) and values [..., G, K] of features x [..., D] at positions [...]."""
+        c = self.config
+        shape = (*x.shape[:-1], c.num_kv_heads, c.head_dim)
+        k = self.k_norm(self.k_proj(x).reshape(shape))
+        k = ops.apply_rope(k, ops.rope_angles(c.rope, c.head_dim, positions))
+        return k, self.v_proj(x).reshape(shape)
+
+    def __call__(self, h_BxNxWxD, positions_BxNxW, anchors_BxN, horizons_BxN, context_kv, chunk):
+        c = self.config
+        q = self.q_proj(h_BxNxWxD).reshape(*h_BxNxWxD.shape[:-1], c.num_heads, c.head_dim)
+        q = ops.apply_rope(self.q_norm(q), ops.rope_angles(c.rope, c.head_dim, positions_BxNxW))
+        k, v = self.key_value(h_BxNxWxD, positions_BxNxW)
+        out = ops.block_attention(q, k, v, *context_kv, anchors_BxN, horizons_BxN, chunk)
+        return self.o_proj(out.reshape(*h_BxNxWxD.shape[:-1], -1))
+
+
+class DraftBlock(nn.Module):
+    """One draft layer. Only the block's stream is normed on entry; the context arrives normed."""
+
+    config: DrafterConfig
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        c = self.config
+        self.input_layernorm = RMSNorm(c.rms_norm_eps)
+        self.self_attn = DraftAttention(c, self.dtype)
+        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
+        self.mlp = MLP(c.intermediate_size, self.dtype)
+
+    def __call__(self, x, positions, anchors, horizons, context_kv, chunk):
+        h = self.input_layernorm(x)
+        x = x + self.self_attn(h, positions, anchors, horizons, context_kv, chunk)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Drafter(nn.Module):
+    """Drafts the tokens after an anchor from the target's tapped features.
+
+    `context` and `context_kv` run once a token, `block` once a round; training calls the whole.
+    """
+
+    config: DrafterConfig
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self) -> None:
+        c = self.config
+        self.fc = Linear(c.hidden_size, self.dtype)
+        self.hidden_norm = RMSNorm(c.rms_norm_eps)
+        self.layers = [DraftBlock(c, self.dtype) for _ in range(c.num_layers)]
+        self.norm = RMSNorm(c.rms_norm_eps)
+
+    def context(self, taps_BxSxCD: jax.Array) -> jax.Array:
+        """`RMSNorm(fc(taps))` [B, S, D]: the same for every layer, never updated."""
+        return self.hidden_norm(self.fc(taps_BxSxCD.astype(self.dtype)))
+
+    def context_kv(self, ctx_BxSxD: jax.Array, positions_BxS: jax.Array) -> KVCache:
+        """Every layer's keys and values [B, G, S, K] of context features at absolute positions."""
+        pairs = [layer.self_attn.key_value(ctx_BxSxD, positions_BxS) for layer in self.layers]
+        return KVCache(tuple(k.swapaxes(1, 2) for k, _ in pairs), tuple(v.swapaxes(1, 2) for _, v in pairs))
+
+    def block(
+        self,
+        x_BxNxWxD: jax.Array,
+        anchors_BxN: jax.Array,
+        context: KVCache,
+        horizons_BxN: jax.Array | None = None,
+        chunk: int | None = None,
+    ) -> jax.Array:
+        """Hidden states [B, N, W, D] after the final norm; slot w's predicts the token at anchor + w.
+
+        Args:
+            x_BxNxWxD: the target's embeddings of [anchor, MASK, ...].
+            anchors_BxN: absolute positions of the anchors; the block sees context s < anchor.
+            context: from `context_kv`, position s at index s.
+            horizons_BxN: slots >= horizon are invisible, as if the block were that short; None: all W.
+            chunk: blocks attended at a time.
+        """
+        W = x_BxNxWxD.shape[2]
+        if horizons_BxN is None:
+            horizons_BxN = jnp.full(anchors_BxN.shape, W, jnp.int32)
+        positions = anchors_BxN[..., None] + jnp.arange(W, dtype=jnp.int32)
+        x = x_BxNxWxD.astype(self.dtype)
+        for layer, k, v in zip(self.layers, context.k, context.v, strict=True):
+            x = layer(x, positions, anchors_BxN, horizons_BxN, (k, v), chunk)
+        return self.norm(x)
+
+    def __call__(
+        self,
+        taps_BxSxCD: jax.Array,
+        x_BxNxWxD: jax.Array,
+        anchors_BxN: jax.Array,
+        horizons_BxN: jax.Array | None = None,
+        chunk: int | None = None,
+    ) -> jax.Array:
+        """Context and blocks in one go, for training: context position s is taps[:, s]."""
+        ctx = self.context(taps_BxSxCD)
+        positions = jnp.broadcast_to(jnp.arange(ctx.shape[1], dtype=jnp.int32), ctx.shape[:2])
+        return self.block(x_BxNxWxD, anchors_BxN, self.context_kv(ctx, positions), horizons_BxN, chunk)

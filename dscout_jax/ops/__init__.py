@@ -1,0 +1,17 @@
+"""Maths without parameters."""
+
+from dscout_jax.ops.attention import block_attention, cached_attention
+from dscout_jax.ops.dot import dot, embed_rows, head_logits
+from dscout_jax.ops.norm import rms_norm
+from dscout_jax.ops.rope import apply_rope, rope_angles
+
+__all__ = [
+    "apply_rope",
+    "block_attention",
+    "cached_attention",
+    "dot",
+    "embed_rows",
+    "head_logits",
+    "rms_norm",
+    "rope_angles",
+]
