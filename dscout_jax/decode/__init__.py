@@ -1,0 +1,28 @@
+"""The jitted decoding loop: draft, verify, accept, commit."""
+
+from dscout_jax.decode.api import Decoder, Generation
+from dscout_jax.decode.draft import NO_TOKEN, Draft, block_draft, no_draft
+from dscout_jax.decode.loop import extend_context, make_loop, make_round, prefill
+from dscout_jax.decode.state import DecodeState, Weights
+from dscout_jax.decode.stats import mat, prefix_survival, tau
+from dscout_jax.decode.verify import Commit, accept_greedy
+
+__all__ = [
+    "NO_TOKEN",
+    "Commit",
+    "DecodeState",
+    "Decoder",
+    "Draft",
+    "Generation",
+    "Weights",
+    "accept_greedy",
+    "block_draft",
+    "extend_context",
+    "make_loop",
+    "make_round",
+    "mat",
+    "no_draft",
+    "prefill",
+    "prefix_survival",
+    "tau",
+]
