@@ -1,0 +1,17 @@
+"""Weights, tokenizers and checkpoints of the outside world."""
+
+from dscout_jax.interop.drafter import check_pair, load_drafter, load_provenance, save_drafter
+from dscout_jax.interop.huggingface import LoadedTarget, default_mask_id, load_target
+from dscout_jax.interop.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "LoadedTarget",
+    "Tokenizer",
+    "check_pair",
+    "default_mask_id",
+    "load_drafter",
+    "load_provenance",
+    "load_target",
+    "load_tokenizer",
+    "save_drafter",
+]

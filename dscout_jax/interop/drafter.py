@@ -1,0 +1,222 @@
+"""DFlash drafter folders: config.json, 11 L + 3 tensors, and what they were made from."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dscout_jax.config import DrafterConfig, TargetConfig
+from dscout_jax.errors import UserError
+from dscout_jax.interop import names
+from dscout_jax.interop.folders import whole_folder
+from dscout_jax.interop.huggingface import Place, read_params
+from dscout_jax.interop.safetensors import TensorFolder, listing, read_json, write_json, write_tensors
+
+PROVENANCE = "dscout.json"
+_TEXT_TOKENS = ("bos_token", "eos_token", "pad_token")
+_ARCHITECTURE = "DFlashDraftModel"
+# Parts of tensor names that belong to relatives of DFlash whose drafts would come out wrong.
+_FOREIGN = {
+    "attention_conv": "DFlash2 convolutions are not implemented",
+    "mlp_conv": "DFlash2 convolutions are not implemented",
+    "candidate_selector": "DFlash2's candidate selector is not implemented",
+    "d2t": "a reduced draft vocabulary is not implemented",
+    "t2d": "a reduced draft vocabulary is not implemented",
+    "embed_tokens": "a DFlash drafter uses the target's embedding",
+    "lm_head": "a DFlash drafter uses the target's output head",
+}
+
+
+def save_drafter(
+    folder: str | Path,
+    config: DrafterConfig,
+    params: Mapping[str, Any],
+    provenance: Mapping[str, Any] | None = None,
+    dtype: Any = jnp.bfloat16,
+    special_ids: Mapping[str, int] | None = None,
+) -> Path:
+    """Writes a DFlash folder that serving engines load; it appears when it is whole.
+
+    Args:
+        params: the drafter's tree; exactly the 11 L + 3 tensors of `config`.
+        provenance: what the drafter was made from, kept in dscout.json; "target" names the target.
+        dtype: bf16 or fp32 of the stored tensors.
+        special_ids: the tokenizer's, such as {"eos_token": 2}; written, and the mask id checked against them.
+
+    Raises:
+        UserError: tensors that do not fit, values that are not finite, a mask id that text uses, or a folder
+            that holds something else.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PROVENANCE).is_file():
+        raise UserError(f"{folder} holds other files and is no earlier export; name a new folder")
+    given = special_ids or {}
+    special = {f"{name}_id": int(given[name]) for name in _TEXT_TOKENS if name in given}
+    _check_mask(config, special)
+    flat = names.flatten(params)
+    expected = names.drafter_shapes(config)
+    shapes = {path: np.shape(value) for path, value in flat.items()}
+    if shapes != expected:
+        odd = {path for path in shapes | expected if shapes.get(path) != expected.get(path)}
+        raise UserError(f"the parameters do not fit the drafter's config at {listing(odd)}")
+    tensors = {}
+    for path, value in flat.items():
+        host = np.asarray(jax.device_get(value))
+        if not np.isfinite(host.astype(np.float32)).all():
+            raise UserError(f"{path} holds values that are not finite; export an earlier checkpoint")
+        tensors[names.to_hf(path, names.DRAFTER_PREFIX)] = host.astype(dtype)
+    with whole_folder(folder) as part:
+        kind = jnp.dtype(dtype).name
+        # Older readers know torch_dtype only.
+        write_json(part / "config.json", config.to_hf() | special | {"dtype": kind, "torch_dtype": kind})
+        write_tensors(part, tensors)
+        about = {
+            "library": "dscout-jax",
+            "version": _version(),
+            "sha256": {file.name: _sha256(file) for file in sorted(part.glob("*.safetensors"))},
+            "provenance": dict(provenance or {}),
+        }
+        write_json(part / PROVENANCE, about)
+        readme = _readme(config, str((provenance or {}).get("target", "TARGET")), folder.name)
+        (part / "README.md").write_text(readme, encoding="utf-8")
+    return folder
+
+
+def load_drafter(
+    folder: str | Path, dtype: Any = None, place: Place | None = None
+) -> tuple[DrafterConfig, dict[str, Any]]:
+    """Loads a DFlash folder, ours or another project's.
+
+    Args:
+        dtype: cast to this; None keeps what is stored.
+        place: puts one tensor on devices, see `load_target`.
+
+    Raises:
+        UserError: a relative of DFlash that drafts otherwise, a config or tensors that do not fit, a mask id
+            that text uses, a damaged file.
+    """
+    folder = Path(folder).expanduser()
+    raw = read_json(folder / "config.json")
+    tensors = TensorFolder(folder)
+    _refuse_relatives(folder, raw, tensors)
+    config = DrafterConfig.from_hf(raw)
+    _check_mask(config, raw)
+    prefix = "model." if all(name.startswith("model.") for name in tensors.shapes) else names.DRAFTER_PREFIX
+    expected = {names.to_hf(path, prefix): shape for path, shape in names.drafter_shapes(config).items()}
+    _check_fc(folder, config, tensors.shapes.get(f"{prefix}fc.weight"))
+    tensors.check(expected)
+    _check_sums(folder)
+    return config, read_params(tensors, expected, prefix, dtype, place)
+
+
+def load_provenance(folder: str | Path) -> dict[str, Any]:
+    """What dscout.json says the drafter was made from; empty for another project's folder."""
+    path = Path(folder).expanduser() / PROVENANCE
+    return dict(read_json(path).get("provenance") or {}) if path.is_file() else {}
+
+
+def check_pair(drafter: DrafterConfig, target: TargetConfig, special_ids: Mapping[str, int]) -> None:
+    """Refuses a drafter that was made for another target, or whose mask id this target's text uses.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    pairs = {
+        "hidden_size": (drafter.hidden_size, target.hidden_size),
+        "vocab_size": (drafter.vocab_size, target.vocab_size),
+        "num_target_layers": (drafter.num_target_layers, target.num_layers),
+    }
+    odd = [f"{name} {mine} against {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
+    if odd:
+        raise UserError(f"the drafter was made for another target: {'; '.join(odd)}; load that target")
+    stops: dict[str, Any] = {"eos_token_id": list(target.eos_ids)}
+    _check_mask(
+        drafter, {f"{name}_id": id for name, id in special_ids.items() if name != "eos_token"} | stops
+    )
+
+
+def _check_mask(config: DrafterConfig, ids: Mapping[str, Any]) -> None:
+    """A mask id that also pads or ends text would teach the drafter that hidden slots mean it."""
+    for name in (f"{token}_id" for token in _TEXT_TOKENS):
+        used = ids.get(name)
+        if config.mask_token_id in (used if isinstance(used, Sequence) else [used]):
+            raise UserError(f"mask_token_id {config.mask_token_id} is also the {name}; name an unused id")
+
+
+def _refuse_relatives(folder: Path, raw: Mapping[str, Any], tensors: TensorFolder) -> None:
+    known = raw.get("architectures") or [_ARCHITECTURE]
+    if _ARCHITECTURE not in known:
+        raise UserError(
+            f"{folder}: architectures {known} is not {_ARCHITECTURE}; it is another kind of drafter"
+        )
+    for name in sorted(tensors.shapes):
+        for part in set(name.split(".")) & set(_FOREIGN):
+            raise UserError(f"{folder}: tensor {name} is refused: {_FOREIGN[part]}")
+    reduced = raw.get("draft_vocab_size")
+    if reduced is not None and reduced != raw.get("vocab_size"):
+        raise UserError(
+            f"{folder}: draft_vocab_size {reduced}: a reduced draft vocabulary is not implemented"
+        )
+
+
+def _check_fc(folder: Path, config: DrafterConfig, shape: tuple[int, ...] | None) -> None:
+    width = config.hidden_size
+    taps = len(config.target_layer_ids)
+    if shape is not None and shape != (width, taps * width):
+        raise UserError(
+            f"{folder}: fc.weight is {list(shape)}; {taps} target_layer_ids of width {width} ask for "
+            f"{[width, taps * width]}"
+        )
+
+
+def _check_sums(folder: Path) -> None:
+    path = folder / PROVENANCE
+    sums = read_json(path).get("sha256") or {} if path.is_file() else {}
+    for file, digest in sums.items():
+        if not (folder / file).is_file() or _sha256(folder / file) != digest:
+            raise UserError(f"{folder / file} is not what was exported (SHA-256 differs); export it again")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("dscout-jax")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _readme(config: DrafterConfig, target: str, name: str) -> str:
+    size = config.block_size
+    return f"""# {name}
+
+A DFlash block-diffusion drafter for `{target}`: {config.num_layers} layers, blocks of {size} slots of which
+slot 0 holds the last known token and {size - 1} are drafted. It has no embedding and no output head: the
+target's are used.
+
+vLLM counts drafted tokens ({size - 1}):
+
+```bash
+vllm serve {target} --speculative-config \\
+  '{{"method": "dflash", "model": "./{name}", "num_speculative_tokens": {size - 1}}}'
+```
+
+SGLang counts the slots of the block ({size}):
+
+```bash
+python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH \\
+  --speculative-draft-model-path ./{name} --speculative-num-draft-tokens {size}
+```
+
+`{PROVENANCE}` says what the drafter was made from.
+"""

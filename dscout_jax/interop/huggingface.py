@@ -1,0 +1,171 @@
+"""Targets from Hugging Face folders."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dscout_jax.config import TargetConfig
+from dscout_jax.errors import UserError
+from dscout_jax.interop import gguf, names
+from dscout_jax.interop.safetensors import TensorFolder, read_json
+from dscout_jax.interop.tokenizer import Tokenizer, load_tokenizer
+
+Place = Callable[[str, np.ndarray], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedTarget:
+    """A target ready to run.
+
+    name: what it was loaded as; fingerprint: equal for equal configuration and weights, wherever they lie.
+    """
+
+    config: TargetConfig
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    name: str
+    fingerprint: str
+
+
+def load_target(
+    source: str | Path = gguf.NAME,
+    dtype: Any = jnp.bfloat16,
+    cache_dir: str | Path | None = None,
+    place: Place | None = None,
+) -> LoadedTarget:
+    """Loads a Llama or Qwen3 target.
+
+    Args:
+        source: a Hugging Face folder (config.json, safetensors, tokenizer.json), or "smollm2-135m", the
+            target that a package carries; it is converted once into the cache, as an ordinary folder.
+        dtype: what the stored fp32, fp16 or bf16 values are cast to.
+        cache_dir: where the converted target lies; default $DSCOUT_CACHE, else ~/.cache/dscout.
+        place: puts one tensor on devices, given its path (`layers_0/mlp/up_proj/weight`) and its values
+            already in `dtype`; default: the default device. Tensors come one at a time.
+
+    Raises:
+        UserError: no such folder, a config that is not implemented, tensors that do not fit it.
+    """
+    folder = _resolve(source, cache_dir)
+    raw = read_json(folder / "config.json")
+    config = TargetConfig.from_hf(raw)
+    tensors = TensorFolder(folder)
+    shapes = {names.to_hf(path): shape for path, shape in names.target_shapes(config).items()}
+    _forget_known_extras(tensors, config)
+    tensors.check(shapes)
+    tokenizer = load_tokenizer(folder, _stop_ids(folder, config))
+    if tokenizer.size > config.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer knows {tokenizer.size} ids, the embedding has {config.vocab_size} "
+            "rows; tokenizer.json belongs to another model"
+        )
+    config = dataclasses.replace(config, eos_ids=tokenizer.stop_ids)
+    digest = hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode())
+    params = read_params(tensors, shapes, names.TARGET_PREFIX, dtype, place, digest)
+    return LoadedTarget(config, params, tokenizer, _name(source, folder), digest.hexdigest())
+
+
+def read_params(
+    tensors: TensorFolder,
+    shapes: Mapping[str, tuple[int, ...]],
+    prefix: str,
+    dtype: Any = None,
+    place: Place | None = None,
+    digest: Any = None,
+) -> dict[str, Any]:
+    """Reads the tensors named in `shapes` into a nested dict, one at a time.
+
+    Args:
+        dtype: cast to this; None keeps what is stored.
+        digest: a hash that takes in each tensor's name, shape and a sample of its bytes.
+    """
+    flat = {}
+    for name in sorted(shapes):
+        value = tensors.read(name)
+        if digest is not None:
+            digest.update(f"{name}{value.shape}{value.dtype}".encode())
+            digest.update(_sample(value))
+        path = names.from_hf(name, prefix)
+        value = value if dtype is None else value.astype(dtype)
+        flat[path] = jnp.asarray(value) if place is None else place(path, value)
+    return names.nest(flat)
+
+
+def default_mask_id(target: LoadedTarget) -> int:
+    """An id for hidden slots that no text uses: the mask token, a spare embedding row, an unused token.
+
+    Raises:
+        UserError: none is known for this tokenizer.
+    """
+    tokenizer = target.tokenizer
+    if "mask_token" in tokenizer.special_ids:
+        return tokenizer.special_ids["mask_token"]
+    spare = max(tokenizer.backend.get_vocab(with_added_tokens=True).values()) + 1
+    if spare < target.config.vocab_size:
+        return spare
+    unused = tokenizer.backend.token_to_id(gguf.UNUSED_TOKEN)
+    if unused is None:
+        raise UserError(f"{target.name} has no mask token and no spare embedding row; name a mask_token_id")
+    return unused
+
+
+def _resolve(source: str | Path, cache_dir: str | Path | None) -> Path:
+    if source == gguf.NAME:
+        return gguf.embedded_folder(cache_dir)
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"{source} is no folder; name a Hugging Face folder (download it first) or {gguf.NAME!r}"
+        )
+    return folder
+
+
+def _name(source: str | Path, folder: Path) -> str:
+    return str(source) if source == gguf.NAME else folder.resolve().name
+
+
+def _forget_known_extras(tensors: TensorFolder, config: TargetConfig) -> None:
+    """Drops what old exporters add beside the weights, where it says nothing of its own.
+
+    Raises:
+        UserError: a head of its own in a folder that declares it tied to the embedding.
+    """
+    for name in [name for name in tensors.shapes if name.endswith("rotary_emb.inv_freq")]:
+        del tensors.shapes[name]
+    head, table = names.to_hf("lm_head/weight"), names.to_hf("embed_tokens/weight")
+    if config.tie_embeddings and head in tensors.shapes and table in tensors.shapes:
+        if tensors.read(head).tobytes() != tensors.read(table).tobytes():
+            raise UserError(
+                f"{tensors.folder}: tie_word_embeddings is true but {head} differs from the embedding; "
+                "set it to false in config.json to use that head"
+            )
+        del tensors.shapes[head]
+
+
+def _stop_ids(folder: Path, config: TargetConfig) -> tuple[int, ...]:
+    """Stop tokens of config.json and of generation_config.json: chat models keep the second list."""
+    path = folder / "generation_config.json"
+    eos = read_json(path).get("eos_token_id") if path.is_file() else None
+    more = () if eos is None else eos if isinstance(eos, list) else (eos,)
+    return (*config.eos_ids, *more)
+
+
+def _identity(config: TargetConfig) -> dict[str, Any]:
+    """What a drafter depends on; stop tokens are no part of the weights' identity."""
+    return {key: value for key, value in config.to_hf().items() if key != "eos_token_id"}
+
+
+def _sample(value: np.ndarray, pieces: int = 64, size: int = 256) -> bytes:
+    """Evenly spread pieces of a tensor's bytes: training changes all of them, hashing stays cheap."""
+    flat = value.reshape(-1).view(np.uint8)
+    if flat.size <= pieces * size:
+        return flat.tobytes()
+    starts = np.linspace(0, flat.size - size, pieces).astype(np.int64)
+    return b"".join(flat[s : s + size].tobytes() for s in starts)
