@@ -20,6 +20,11 @@ Turn = Mapping[str, Any]
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*$")
 
+_ENTANGLED = (
+    "the chat template changes the text around an answer with the answer itself, so the assistant's words "
+    "cannot be told apart; train on single answers"
+)
+
 
 class _Generation(jinja2.ext.Extension):
     """Accepts `{% generation %} ... {% endgeneration %}`; the words are found without it."""
@@ -149,19 +154,17 @@ def _variants(part: str) -> list[str]:
 
 
 def _start_of(part: str, text: str, at: int) -> int:
+    """Where the first answer begins: after the piece of template text that stands at `at`."""
     for variant in _variants(part):
         if text.startswith(variant, at):
             return at + len(variant)
-    raise UserError(
-        "the chat template changes the text around an answer with the answer itself, so the assistant's "
-        "words cannot be told apart; train on single answers"
-    )
+    raise UserError(_ENTANGLED)
 
 
 def _next_part(part: str, text: str, start: int, last: bool) -> tuple[int, int]:
-    """Where the piece of template text after an answer begins and ends."""
+    """Where the piece of template text after an answer begins and ends; the last one ends the text."""
     for variant in [part] if last else _variants(part):
         at = text.rfind(variant, start) if last else text.find(variant, start)
         if at >= 0 and (not last or at + len(variant) == len(text)):
             return at, at + len(variant)
-    return _start_of("\x02", text, start), 0
+    raise UserError(_ENTANGLED)

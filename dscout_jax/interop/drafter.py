@@ -30,6 +30,8 @@ _FOREIGN = {
     "embed_tokens": "a DFlash drafter uses the target's embedding",
     "lm_head": "a DFlash drafter uses the target's output head",
 }
+# Flags of config.json with which a slot sees or predicts another token.
+_OTHER_BLOCKS = ("is_causal", "causal", "sample_from_anchor")
 
 
 def save_drafter(
@@ -159,6 +161,10 @@ def _refuse_relatives(folder: Path, raw: Mapping[str, Any], tensors: TensorFolde
     for name in sorted(tensors.shapes):
         for part in set(name.split(".")) & set(_FOREIGN):
             raise UserError(f"{folder}: tensor {name} is refused: {_FOREIGN[part]}")
+    nested = raw.get("dflash_config") or {}
+    flags = [name for name in _OTHER_BLOCKS if raw.get(name) or nested.get(name)]
+    if flags:
+        raise UserError(f"{folder}: {', '.join(flags)} is set; its blocks mean something else than DFlash's")
     reduced = raw.get("draft_vocab_size")
     if reduced is not None and reduced != raw.get("vocab_size"):
         raise UserError(

@@ -160,6 +160,7 @@ def _write_file(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, 
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         save_file(tensors, str(part), metadata=metadata)
+        part.chmod(0o644)  # the library writes for the owner alone; weights are shared like any file
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(path)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from dscout_jax.errors import UserError
-from dscout_jax.interop.chat import ChatTemplate, Turn
+from dscout_jax.interop.chat import ChatTemplate, Turn, check_turns
 from dscout_jax.interop.safetensors import read_json
 
 
@@ -78,7 +78,8 @@ class Tokenizer:
             UserError: no template, no conversation, or one that already ends with the assistant.
         """
         template = self._template()
-        if generate and turns and turns[-1].get("role") == "assistant":
+        check_turns(turns)
+        if generate and turns[-1]["role"] == "assistant":
             raise UserError("the conversation already ends with the assistant; end it with the user's turn")
         return self.encode(template.render(turns, generate=generate, thinking=thinking))
 

@@ -1,0 +1,174 @@
+"""Target folders: what is stored is what is loaded, and what is wrong is named before any work."""
+
+import json
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from interop_tools import edit_json, target_config, write_target
+from safetensors.numpy import save_file
+
+from dscout_jax.errors import UserError
+from dscout_jax.interop import default_mask_id, load_target, names
+from dscout_jax.interop.safetensors import INDEX, SINGLE, TensorFolder
+
+
+def _flat(loaded):
+    return {names.to_hf(path): np.asarray(v) for path, v in names.flatten(loaded.params).items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_loads_what_is_stored(tmp_path, tied, dtype):
+    config = target_config(tie_embeddings=tied)
+    stored = write_target(tmp_path, config, dtype)
+    loaded = load_target(tmp_path, dtype=jnp.float32)
+    assert loaded.config == config
+    assert ("lm_head" in loaded.params) is not tied
+    flat = _flat(loaded)
+    assert flat.keys() == stored.keys()
+    for name, value in stored.items():
+        np.testing.assert_array_equal(flat[name], value.astype(np.float32))
+    assert load_target(tmp_path).params["norm"]["weight"].dtype == jnp.bfloat16
+
+
+def test_shards_equal_one_file(tmp_path):
+    config = target_config()
+    write_target(tmp_path / "one", config)
+    write_target(tmp_path / "many", config, shard_bytes=8000)
+    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
+    one, many = (load_target(tmp_path / name, jnp.float32) for name in ("one", "many"))
+    assert one.fingerprint == many.fingerprint
+    for name, value in _flat(one).items():
+        np.testing.assert_array_equal(value, _flat(many)[name])
+
+
+def test_fingerprint_tells_weights_and_shapes_apart(tmp_path):
+    stored = write_target(tmp_path, target_config())
+    before = load_target(tmp_path).fingerprint
+    edit_json(tmp_path / "config.json", eos_token_id=[258, 256])
+    assert load_target(tmp_path).fingerprint == before
+    changed = stored | {"model.norm.weight": stored["model.norm.weight"] + 1e-3}
+    save_file(changed, tmp_path / SINGLE)
+    assert load_target(tmp_path).fingerprint != before
+    save_file(stored, tmp_path / SINGLE)
+    edit_json(tmp_path / "config.json", rms_norm_eps=1e-5)
+    assert load_target(tmp_path).fingerprint != before
+
+
+def test_place_gets_every_tensor_in_the_asked_dtype(tmp_path):
+    write_target(tmp_path, target_config())
+    seen = {}
+
+    def place(path, value):
+        seen[path] = value.dtype
+        return jnp.asarray(value)
+
+    load_target(tmp_path, place=place)
+    assert seen.keys() == names.target_shapes(target_config()).keys()
+    assert set(seen.values()) == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_stop_tokens_are_the_union_with_the_turns_end_first(tmp_path):
+    write_target(tmp_path, target_config(eos_ids=(256,)))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 257]}))
+    loaded = load_target(tmp_path)
+    assert loaded.tokenizer.stop_ids == loaded.config.eos_ids == (258, 256, 257)
+
+
+def test_mask_id_is_the_first_spare_row(tmp_path):
+    write_target(tmp_path, target_config())
+    assert default_mask_id(load_target(tmp_path)) == 261
+    write_target(tmp_path, target_config(vocab_size=261))
+    with pytest.raises(UserError, match="no spare embedding row"):
+        default_mask_id(load_target(tmp_path))
+
+
+@pytest.mark.parametrize("keep", [10, 200, -4])
+def test_truncated_file_is_named(tmp_path, keep):
+    write_target(tmp_path, target_config())
+    data = (tmp_path / SINGLE).read_bytes()
+    (tmp_path / SINGLE).write_bytes(data[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors is truncated"):
+        load_target(tmp_path)
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
+    stored = write_target(tmp_path, target_config())
+    lost = stored.pop("model.layers.1.mlp.up_proj.weight")
+    stored["model.layers.0.self_attn.q_proj.bias"] = lost
+    stored["model.norm.weight"] = np.zeros(7, np.float32)
+    save_file(stored, tmp_path / SINGLE)
+    with pytest.raises(UserError) as caught:
+        load_target(tmp_path)
+    text = str(caught.value)
+    assert "missing tensors: model.layers.1.mlp.up_proj.weight" in text
+    assert "unknown tensors: model.layers.0.self_attn.q_proj.bias" in text
+    assert "model.norm.weight is [7], config.json asks for [16]" in text
+
+
+def test_missing_shard_and_broken_index_are_named(tmp_path):
+    write_target(tmp_path, target_config(), shard_bytes=8000)
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"]["model.extra"] = next(iter(index["weight_map"].values()))
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"no shard holds model\.extra"):
+        load_target(tmp_path)
+    first = sorted(tmp_path.glob("model-*.safetensors"))[0]
+    first.unlink()
+    with pytest.raises(UserError, match=first.name):
+        load_target(tmp_path)
+    (tmp_path / INDEX).write_text("{")
+    with pytest.raises(UserError, match="not readable JSON"):
+        load_target(tmp_path)
+
+
+def test_integer_tensors_are_refused(tmp_path):
+    stored = write_target(tmp_path, target_config())
+    save_file(stored | {"model.norm.weight": np.ones(16, np.int8)}, tmp_path / SINGLE)
+    with pytest.raises(UserError, match=r"model\.norm\.weight \(I8\)"):
+        TensorFolder(tmp_path)
+
+
+def test_harmless_extras_of_old_exporters(tmp_path):
+    stored = write_target(tmp_path, target_config())
+    head = {"lm_head.weight": stored["model.embed_tokens.weight"]}
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    save_file(stored | head | old, tmp_path / SINGLE)
+    assert "lm_head" not in load_target(tmp_path).params
+    save_file(stored | {"lm_head.weight": head["lm_head.weight"] + 1}, tmp_path / SINGLE)
+    with pytest.raises(UserError, match="tie_word_embeddings is true but"):
+        load_target(tmp_path)
+
+
+def test_rope_spellings_load_alike_and_none_is_refused(tmp_path):
+    write_target(tmp_path, target_config())
+    config = tmp_path / "config.json"
+    both = load_target(tmp_path).config
+    edit_json(config, rope_parameters=None)
+    assert load_target(tmp_path).config == both
+    edit_json(config, rope_theta=None, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
+    assert load_target(tmp_path).config == both
+    edit_json(config, rope_theta=1e6)
+    with pytest.raises(UserError, match="differently"):
+        load_target(tmp_path)
+    edit_json(config, rope_theta=None, rope_parameters=None)
+    with pytest.raises(UserError, match="rope_theta"):
+        load_target(tmp_path)
+
+
+def test_what_is_no_target(tmp_path):
+    with pytest.raises(UserError, match="is no folder"):
+        load_target(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        load_target(tmp_path)
+    write_target(tmp_path, target_config(vocab_size=100))
+    with pytest.raises(UserError, match="tokenizer knows 261 ids"):
+        load_target(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="not a readable tokenizer"):
+        load_target(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        load_target(tmp_path)
