@@ -1,0 +1,112 @@
+"""The product of the three factors, as sums that add over devices and accumulation steps."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dscout_jax.objective import prediction as prediction_
+from dscout_jax.objective.inclusion import Blocks
+from dscout_jax.objective.presets import Objective
+from dscout_jax.objective.weighting import Scores, detached
+
+
+class LossSums(NamedTuple):
+    """Sums over a batch; loss = numerator / denominator of the GLOBAL sums.
+
+    numerator: sum m sg(w) l (+ the additive term times the denominator's share).
+    denominator: sum m sg(w).
+    slots: per slot [W]: `included` (sum m), `weight` (sum m w), `loss` (sum m l), `hits` (sum m hit),
+        `reach` (blocks that show only the anchor and include slot k) and `survived` (those whose slots
+        1..k all hit), so S_k = survived / reach.
+    """
+
+    numerator: jax.Array
+    denominator: jax.Array
+    slots: dict[str, jax.Array]
+
+
+def factorized_loss(
+    objective: Objective,
+    hidden_BxNxWxD: jax.Array,
+    head_VxD: jax.Array,
+    blocks: Blocks,
+    target_hidden_BxSxD: jax.Array | None = None,
+    *,
+    rows_per_sequence: int | None = None,
+    chunk: int = 1024,
+) -> LossSums:
+    """L = sum m sg(w) l / sum m sg(w), returned as its two sums.
+
+    Args:
+        objective: the three factors.
+        hidden_BxNxWxD: the drafter's output.
+        head_VxD: the target's head; frozen.
+        blocks: from `sample_blocks`.
+        target_hidden_BxSxD: the target's hidden states after the final norm, for predictions that see it.
+        rows_per_sequence: the head works on this many included slots a sequence and no more; a bound such
+            as the query budget, static. None: N (W - 1), every slot but the anchors'.
+        chunk: rows through the head at a time.
+    """
+    B, N, W, D = hidden_BxNxWxD.shape
+    most = N * (W - 1)
+    R = min(rows_per_sequence or most, most)
+    # Only included slots go through the head: it is the dear part, and mixed horizons leave half out.
+    mask_BxM = blocks.mask.reshape(B, N * W)
+    index_BxR = jax.vmap(lambda m: jnp.flatnonzero(m, size=R, fill_value=N * W))(mask_BxM)
+
+    def take(values_BxM):
+        at = jnp.minimum(index_BxR, N * W - 1).reshape(B, R, *[1] * (values_BxM.ndim - 2))
+        return jnp.take_along_axis(values_BxM, at, axis=1)
+
+    target_hidden = None
+    if objective.prediction.sees_target and target_hidden_BxSxD is not None:
+        before_BxM = (blocks.anchors[..., None] + jnp.arange(W) - 1).reshape(B, N * W)
+        before_BxR = jnp.clip(take(before_BxM), 0, target_hidden_BxSxD.shape[1] - 1)
+        target_hidden = jnp.take_along_axis(target_hidden_BxSxD, before_BxR[..., None], axis=1)
+        target_hidden = target_hidden.reshape(B * R, D)
+    out = prediction_.rows(
+        objective.prediction,
+        take(hidden_BxNxWxD.reshape(B, N * W, D)).reshape(B * R, D),
+        head_VxD,
+        take(blocks.labels.reshape(B, N * W)).reshape(B * R),
+        target_hidden,
+        chunk,
+    )
+
+    def put(values_M):
+        flat = jnp.zeros((B, N * W), values_M.dtype)
+        rows = jnp.arange(B)[:, None]
+        flat = flat.at[rows, index_BxR].set(values_M.reshape(B, R), mode="drop")
+        return flat.reshape(B, N, W)
+
+    full = jax.tree.map(put, out)
+    mask = blocks.mask
+    scores = Scores(full.logp, full.hit, mask, blocks.revealed, full.overlap, full.target_logp)
+    weights = jnp.where(mask, detached(objective.weighting, scores), 0.0)
+    numerator, denominator = (weights * full.loss).sum(), weights.sum()
+    if objective.chain:
+        numerator = numerator + objective.chain * _chain(full.logp, mask) * jax.lax.stop_gradient(denominator)
+    return LossSums(numerator, denominator, _diagnostics(full, weights, blocks))
+
+
+def _chain(logp_BxNxW: jax.Array, mask_BxNxW: jax.Array) -> jax.Array:
+    """-mean over included slots of prod_{j<=k} q_j(y_j), differentiable [arXiv 2606.11552]."""
+    reach = jnp.exp(jnp.cumsum(jnp.where(mask_BxNxW, logp_BxNxW, 0.0), axis=-1))
+    return -(reach * mask_BxNxW).sum() / jnp.maximum(mask_BxNxW.sum(), 1)
+
+
+def _diagnostics(full, weights: jax.Array, blocks: Blocks) -> dict[str, jax.Array]:
+    mask = blocks.mask
+    over = (0, 1)
+    bare = ~blocks.revealed.any(-1, keepdims=True) & mask
+    alive = jnp.cumprod(jnp.where(mask, full.hit, True), axis=-1).astype(bool)
+    sums = {
+        "included": mask.sum(over),
+        "weight": weights.sum(over),
+        "loss": (full.loss * mask).sum(over),
+        "hits": (full.hit & mask).sum(over),
+        "reach": bare.sum(over),
+        "survived": (bare & alive).sum(over),
+    }
+    return {name: jax.lax.stop_gradient(value.astype(jnp.float32)) for name, value in sums.items()}

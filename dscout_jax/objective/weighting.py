@@ -1,0 +1,118 @@
+"""Weighting: how much each included slot counts. Every weight is detached by the product.
+
+A weighting is a function `Scores -> weights [B, N, W]`. Slots count from 0 (the anchor, never scored).
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dscout_jax.errors import UserError
+
+
+class Scores(NamedTuple):
+    """What a weighting may look at, [B, N, W] each.
+
+    logp: the drafter's log-probability of the true token. hit: its argmax is the true token.
+    mask: the inclusion m. revealed: slots that showed their token.
+    overlap: sum_v min(p, q); target_logp: the target's log-probability of the true token; both None
+        unless the weighting asks for them.
+    """
+
+    logp: jax.Array
+    hit: jax.Array
+    mask: jax.Array
+    revealed: jax.Array
+    overlap: jax.Array | None = None
+    target_logp: jax.Array | None = None
+
+
+Weighting = Callable[[Scores], jax.Array]
+
+# DFlash's decay lengths; other block sizes take a proportional one.
+_GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+def uniform(scores: Scores) -> jax.Array:
+    """w_k = 1."""
+    return jnp.ones_like(scores.logp)
+
+
+def decay(gamma: float | None = None) -> Weighting:
+    """w_k = exp(-(k - 1) / gamma); gamma 7 / 5 / 4 for blocks of 16 / 10 / 8 [DFlash]."""
+
+    def weights(scores: Scores) -> jax.Array:
+        W = scores.logp.shape[-1]
+        g = gamma or _GAMMAS.get(W, max(1.0, 7.0 * W / 16))
+        return jnp.broadcast_to(jnp.exp(-(jnp.arange(W) - 1.0) / g), scores.logp.shape)
+
+    return weights
+
+
+def awl(
+    score: Literal["probability", "hit", "overlap"] = "probability",
+    prefix: Literal["exclusive", "inclusive", "suffix"] = "exclusive",
+    eps: float = 0.5,
+) -> Weighting:
+    """Acceptance-weighted: the chance that verification gets as far as slot k [DScout].
+
+    With a~ = (1 - eps) a + eps and a slot's acceptance score a (1 where revealed or outside m):
+    exclusive w_k = prod_{j<k} a~_j; inclusive prod_{j<=k} a~_j; suffix sum_{m>=k} prod_{j<=m} a~_j over
+    included m, which is D-PACE.
+    """
+    if not 0 <= eps <= 1:
+        raise UserError(f"awl's floor eps {eps} must lie in 0..1")
+    if prefix not in ("exclusive", "inclusive", "suffix"):
+        raise UserError(f"awl's prefix {prefix!r} must be exclusive, inclusive or suffix")
+    if score not in ("probability", "hit", "overlap"):
+        raise UserError(f"awl's score {score!r} must be probability, hit or overlap")
+
+    def weights(scores: Scores) -> jax.Array:
+        if score == "overlap" and scores.overlap is None:
+            raise UserError("awl's overlap score needs a prediction that sees the target: soft_ce, kl or tv")
+        a = {"probability": jnp.exp(scores.logp), "hit": scores.hit, "overlap": scores.overlap}[score]
+        a = (1 - eps) * a.astype(jnp.float32) + eps
+        reach = jnp.cumprod(jnp.where(scores.mask, a, 1.0), axis=-1)
+        if prefix == "inclusive":
+            return reach
+        if prefix == "exclusive":
+            return jnp.concatenate([jnp.ones_like(reach[..., :1]), reach[..., :-1]], axis=-1)
+        return jnp.flip(jnp.cumsum(jnp.flip(reach * scores.mask, -1), axis=-1), -1)
+
+    return weights
+
+
+def dpace(eps: float = 0.5) -> Weighting:
+    """w_k = sum_{m>=k} prod_{j<=m} a~_j: what slot k adds to the expected accepted length [D-PACE]."""
+    return awl("probability", "suffix", eps)
+
+
+def auf(scores: Scores) -> jax.Array:
+    """1 up to and including the first greedy error, then 0 [Spec-AUF]."""
+    return awl("hit", "exclusive", 0.0)(scores)
+
+
+def first_error(gamma: float | None = None, extra: float = 0.3) -> Weighting:
+    """decay + extra * 1[k is the first greedy error] [arXiv 2606.11552]."""
+
+    def weights(scores: Scores) -> jax.Array:
+        wrong = scores.mask & ~scores.hit
+        first = wrong & (jnp.cumsum(wrong, axis=-1) == 1)
+        return decay(gamma)(scores) + extra * first
+
+    return weights
+
+
+def confidence(scores: Scores) -> jax.Array:
+    """prod_{j<k} p_j(y_j): how sure the target itself was of getting here [PARD-2]."""
+    if scores.target_logp is None:
+        raise UserError("confidence weighting needs a prediction that sees the target: soft_ce, kl or tv")
+    p = jnp.where(scores.mask, jnp.exp(scores.target_logp), 1.0)
+    return jnp.concatenate([jnp.ones_like(p[..., :1]), jnp.cumprod(p, axis=-1)[..., :-1]], axis=-1)
+
+
+def detached(weighting: Weighting, scores: Scores) -> jax.Array:
+    """The weights as constants: no gradient reaches the scores."""
+    return jax.lax.stop_gradient(weighting(jax.tree.map(jax.lax.stop_gradient, scores)))

@@ -1,0 +1,271 @@
+"""The factorised loss against naive loops written from the formulas."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dscout_jax.errors import UserError
+from dscout_jax.objective import Objective, dflash, dscout, factorized_loss, inclusion, prediction, weighting
+from dscout_jax.objective.inclusion import sample_blocks
+from dscout_jax.objective.weighting import Scores
+
+MASK = 63
+
+
+def blocks_of(tokens, answer, *, W=8, N=4, horizon=None, unmask=inclusion.no_unmasking, seed=0, **options):
+    return sample_blocks(
+        jax.random.key(seed),
+        jnp.asarray(tokens),
+        jnp.asarray(answer),
+        options.pop("row_ids", jnp.arange(len(tokens))),
+        num_anchors=N,
+        block_size=W,
+        mask_token_id=MASK,
+        horizon=horizon or inclusion.fixed(W),
+        unmask=unmask,
+        **options,
+    )
+
+
+def random_scores(seed, shape=(2, 3, 8)):
+    rng = np.random.default_rng(seed)
+    W = shape[-1]
+    horizons = rng.integers(2, W + 1, shape[:-1])
+    revealed_to = np.where(horizons > 2, rng.integers(0, np.maximum(horizons - 1, 1)), 0)
+    slots = np.arange(W)
+    mask = (slots > revealed_to[..., None]) & (slots < horizons[..., None])
+    revealed = (slots >= 1) & (slots <= revealed_to[..., None])
+    p = rng.uniform(0.05, 1, shape).astype(np.float32)
+    return Scores(jnp.log(p), jnp.asarray(rng.random(shape) < 0.6), jnp.asarray(mask), jnp.asarray(revealed))
+
+
+def naive_weights(scores, kind, eps):
+    p, hit, mask = np.exp(scores.logp), np.asarray(scores.hit), np.asarray(scores.mask)
+    out = np.zeros(p.shape)
+    for b, n in np.ndindex(p.shape[:2]):
+        for k in range(p.shape[2]):
+            if kind == "auf":
+                out[b, n, k] = float(all(hit[b, n, j] for j in range(k) if mask[b, n, j]))
+                continue
+
+            def a(j, b=b, n=n):
+                return (1 - eps) * p[b, n, j] + eps if mask[b, n, j] else 1.0
+
+            if kind == "exclusive":
+                out[b, n, k] = np.prod([a(j) for j in range(k)])
+            elif kind == "inclusive":
+                out[b, n, k] = np.prod([a(j) for j in range(k + 1)])
+            else:
+                out[b, n, k] = sum(
+                    np.prod([a(j) for j in range(m + 1)]) for m in range(k, p.shape[2]) if mask[b, n, m]
+                )
+    return out * mask
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("exclusive", lambda eps: weighting.awl(eps=eps)),
+        ("inclusive", lambda eps: weighting.awl(prefix="inclusive", eps=eps)),
+        ("suffix", lambda eps: weighting.awl(prefix="suffix", eps=eps)),
+        ("suffix", weighting.dpace),
+        ("auf", lambda eps: weighting.auf),
+        ("auf", lambda eps: weighting.awl("hit", eps=0.0)),
+    ],
+)
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_weightings_equal_naive_loops(kind, make, eps):
+    for seed in range(5):
+        scores = random_scores(seed)
+        got = np.asarray(make(eps)(scores)) * np.asarray(scores.mask)
+        np.testing.assert_allclose(got, naive_weights(scores, kind, eps), atol=1e-6)
+
+
+def test_decay_is_dflash_and_first_error_adds_to_it():
+    scores = random_scores(0, (2, 3, 16))
+    np.testing.assert_allclose(weighting.decay()(scores)[0, 0, 1:], np.exp(-np.arange(15) / 7), rtol=1e-6)
+    extra = np.asarray(weighting.first_error(extra=0.3)(scores) - weighting.decay()(scores))
+    wrong = np.asarray(scores.mask & ~scores.hit)
+    for b, n in np.ndindex(2, 3):
+        first = np.flatnonzero(wrong[b, n])[:1]
+        np.testing.assert_allclose(np.flatnonzero(extra[b, n] > 0.1), first)
+
+
+def test_labels_are_the_token_at_anchor_plus_slot():
+    tokens = np.arange(2 * 40).reshape(2, 40) % 60
+    blocks = blocks_of(tokens, np.ones((2, 40), bool), N=8)
+    for b, n, k in np.ndindex(2, 8, 8):
+        at = int(blocks.anchors[b, n]) + k
+        assert blocks.labels[b, n, k] == (tokens[b, at] if at < 40 else 0)
+    assert not blocks.mask[..., 0].any()
+    np.testing.assert_array_equal(blocks.inputs[..., 0], blocks.labels[..., 0])
+    assert (blocks.inputs[..., 1:] == MASK).all()
+
+
+LAWS = [
+    inclusion.fixed(8),
+    inclusion.mixed((2, 4, 6, 8)),
+    inclusion.inverse((2, 4, 8)),
+    inclusion.every(8),
+    inclusion.nested((4, 8)),
+]
+REVEALS = [inclusion.no_unmasking, inclusion.prefix_unmasking(), inclusion.random_unmasking()]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    law=st.sampled_from(LAWS),
+    unmask=st.sampled_from(REVEALS),
+    start=st.integers(0, 30),
+    length=st.integers(0, 30),
+)
+def test_inclusion_laws(seed, law, unmask, start, length):
+    answer = np.zeros((1, 32), bool)
+    answer[0, start : start + length] = True
+    blocks = blocks_of(np.arange(32)[None] + 1, answer, N=6, horizon=law, unmask=unmask, seed=seed)
+    anchors, keep, mask = (np.asarray(x[0]) for x in (blocks.anchors, blocks.keep, blocks.mask))
+    legal = [t for t in range(31) if answer[0, t] and answer[0, t + 1]]
+    assert set(anchors[keep]) <= set(legal)
+    if not law.nested:
+        assert len(set(anchors[keep])) == keep.sum() == min(6, len(legal))
+    for n, k in np.ndindex(6, 8):
+        inside = anchors[n] + k < 32 and answer[0, anchors[n] : anchors[n] + k + 1].all()
+        expected = keep[n] and 1 <= k < blocks.horizons[0, n] and not blocks.revealed[0, n, k] and inside
+        assert mask[n, k] == expected
+    assert not blocks.revealed[0, :, 0].any()
+    assert (np.asarray(blocks.revealed[0]).sum(-1) <= np.maximum(np.asarray(blocks.horizons[0]) - 2, 0)).all()
+
+
+def test_same_step_and_row_draw_the_same_blocks_in_any_batch():
+    tokens, answer = np.arange(8 * 40).reshape(8, 40) % 60, np.ones((8, 40), bool)
+    whole = blocks_of(tokens, answer, horizon=LAWS[1], unmask=REVEALS[1])
+    part = blocks_of(tokens[4:], answer[4:], horizon=LAWS[1], unmask=REVEALS[1], row_ids=jnp.arange(4, 8))
+    jax.tree.map(lambda w, p: np.testing.assert_array_equal(w[4:], p), whole, part)
+
+
+def test_query_budget_holds_for_every_law():
+    tokens, answer = np.zeros((16, 200), int), np.ones((16, 200), bool)
+    for law in LAWS[:4]:
+        blocks = blocks_of(tokens, answer, N=64, horizon=law, query_budget=128)
+        spent = np.asarray((blocks.horizons * blocks.keep).sum(1))
+        assert (spent <= 128).all() and (spent > 128 - 8).all()
+
+
+def setup_loss(seed=0, B=2, N=4, W=8, D=16, V=50, **options):
+    keys = jax.random.split(jax.random.key(seed), 4)
+    tokens = jax.random.randint(keys[0], (B, 30), 0, V)
+    answer = jnp.arange(30)[None] >= jnp.array([5, 12])[:, None]
+    blocks = blocks_of(tokens, answer, W=W, N=N, **options)
+    hidden = jax.random.normal(keys[1], (B, N, W, D))
+    return hidden, jax.random.normal(keys[2], (V, D)), blocks, jax.random.normal(keys[3], (B, 30, D))
+
+
+def ratio(objective, hidden, head, blocks, target_hidden=None, **options):
+    sums = factorized_loss(objective, hidden, head, blocks, target_hidden, **options)
+    return sums.numerator / sums.denominator
+
+
+@pytest.mark.parametrize("chunk", [7, 1024])
+@pytest.mark.parametrize("make", [dflash, dscout])
+def test_loss_equals_a_naive_loop(make, chunk):
+    objective = make(8)
+    hidden, head, blocks, _ = setup_loss(horizon=objective.horizon, unmask=objective.unmask)
+    logq = np.asarray(jax.nn.log_softmax(hidden @ head.T))
+    logp = np.take_along_axis(logq, np.asarray(blocks.labels)[..., None], -1)[..., 0]
+    scores = Scores(jnp.asarray(logp), jnp.zeros_like(blocks.mask), blocks.mask, blocks.revealed)
+    if objective.name == "dscout":
+        w = naive_weights(scores, "exclusive", 0.5)
+    else:
+        w = np.exp(-(np.arange(8) - 1) / 4) * np.asarray(blocks.mask)
+    expected = (w * -logp).sum() / w.sum()
+    np.testing.assert_allclose(ratio(objective, hidden, head, blocks, chunk=chunk), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["soft_ce", "kl", "tv"])
+def test_soft_losses_equal_their_formulas(loss):
+    hidden, head, blocks, target_hidden = setup_loss()
+    objective = dataclasses.replace(
+        dflash(8), prediction=getattr(prediction, loss), weighting=weighting.uniform
+    )
+    total, count = 0.0, 0
+    for b, n, k in zip(*np.nonzero(np.asarray(blocks.mask)), strict=True):
+        q = np.asarray(jax.nn.softmax(hidden[b, n, k] @ head.T))
+        p = np.asarray(jax.nn.softmax(target_hidden[b, int(blocks.anchors[b, n]) + k - 1] @ head.T))
+        cost = {"soft_ce": -(p * np.log(q)), "kl": p * np.log(p / q), "tv": p - np.minimum(p, q)}[loss]
+        total, count = total + cost.sum(), count + 1
+    got = ratio(objective, hidden, head, blocks, target_hidden)
+    np.testing.assert_allclose(got, total / count, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_carry_no_gradient():
+    objective = dscout(8)
+    hidden, head, blocks, _ = setup_loss(horizon=objective.horizon)
+
+    def with_frozen_weights(h):
+        logp = jnp.take_along_axis(jax.nn.log_softmax(h @ head.T), blocks.labels[..., None], -1)[..., 0]
+        fixed = jnp.take_along_axis(jax.nn.log_softmax(hidden @ head.T), blocks.labels[..., None], -1)[..., 0]
+        scores = Scores(fixed, jnp.zeros_like(blocks.mask), blocks.mask, blocks.revealed)
+        w = objective.weighting(scores) * blocks.mask
+        return (w * -logp).sum() / w.sum()
+
+    got = jax.grad(lambda h: ratio(objective, h, head, blocks))(hidden)
+    np.testing.assert_allclose(got, jax.grad(with_frozen_weights)(hidden), atol=1e-6)
+
+
+def test_a_bound_on_rows_changes_nothing_when_it_holds_all():
+    objective = dscout(8)
+    hidden, head, blocks, _ = setup_loss(horizon=objective.horizon, query_budget=16)
+    a = factorized_loss(objective, hidden, head, blocks)
+    b = factorized_loss(objective, hidden, head, blocks, rows_per_sequence=16)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a, b)
+
+
+def test_no_valid_anchor_gives_zero_sums_and_gradients():
+    blocks = blocks_of(np.zeros((2, 30), int), np.zeros((2, 30), bool))
+    hidden, head = jnp.ones((2, 4, 8, 16)), jnp.ones((50, 16))
+    objective = dscout(8)
+    value, grads = jax.value_and_grad(lambda h: factorized_loss(objective, h, head, blocks).numerator)(hidden)
+    assert value == 0 and not grads.any()
+
+
+def test_prefix_survival_and_accuracy_are_sums_over_bare_blocks():
+    hidden, head, blocks, _ = setup_loss(unmask=inclusion.prefix_unmasking())
+    slots = factorized_loss(dflash(8), hidden, head, blocks).slots
+    hit = np.asarray(jnp.argmax(hidden @ head.T, -1) == blocks.labels)
+    mask, revealed = np.asarray(blocks.mask), np.asarray(blocks.revealed)
+    bare = ~revealed.any(-1)
+    for k in range(1, 8):
+        rows = [(b, n) for b, n in np.ndindex(2, 4) if bare[b, n] and mask[b, n, k]]
+        assert slots["reach"][k] == len(rows)
+        assert slots["survived"][k] == sum(hit[b, n, 1 : k + 1].all() for b, n in rows)
+        assert slots["hits"][k] == (hit & mask)[..., k].sum()
+
+
+def test_logits_of_all_blocks_never_exist():
+    hidden, head = jnp.zeros((4, 64, 8, 16)), jnp.zeros((4096, 16))
+    blocks = blocks_of(np.zeros((4, 200), int), np.ones((4, 200), bool), N=64)
+
+    def loss(h):
+        return factorized_loss(dflash(8), h, head, blocks, chunk=64).numerator
+
+    memory = jax.jit(jax.grad(loss)).lower(hidden).compile().memory_analysis()
+    everything = 4 * 64 * 7 * 4096 * 4
+    assert memory.temp_size_in_bytes < everything / 4
+
+
+def test_illegal_combinations_are_refused():
+    with pytest.raises(UserError, match="sees the target"):
+        Objective("x", inclusion.fixed(8), weighting=weighting.confidence)
+    with pytest.raises(UserError, match="exceed the block size"):
+        blocks_of(np.zeros((1, 30), int), np.ones((1, 30), bool), horizon=inclusion.fixed(9))
+    hidden, head, blocks, _ = setup_loss()
+    with pytest.raises(UserError, match="overlap"):
+        factorized_loss(
+            Objective("x", inclusion.fixed(8), weighting=weighting.awl("overlap")), hidden, head, blocks
+        )
