@@ -12,6 +12,7 @@ import numpy as np
 
 from dscout_jax.decode.draft import Draft, block_draft, no_draft
 from dscout_jax.decode.loop import make_loop, make_round, prefill
+from dscout_jax.decode.sampling import Choose, greedy
 from dscout_jax.decode.state import DecodeState, Weights
 from dscout_jax.errors import UserError
 from dscout_jax.models import Drafter, Target
@@ -54,6 +55,7 @@ class Decoder:
         block_size: slots verified a round, the anchor included. Default: the drafter's own; 1 when plain.
             A plain decoder with block_size 2 runs every product with two rows, which some kernels prefer.
         draft: another source of proposals than the drafter (see `decode.draft.Draft`).
+        choose: how logits become tokens; anything but greedy needs plain decoding.
         cache_dtype: of both caches; default the target's dtype.
         bucket, capacity_bucket: prompt lengths and cache capacities are rounded up to multiples of these.
     Raises:
@@ -70,6 +72,7 @@ class Decoder:
         stop_ids: Sequence[int] = (),
         block_size: int | None = None,
         draft: Draft | None = None,
+        choose: Choose = greedy,
         cache_dtype: jnp.dtype | None = None,
         bucket: int = 64,
         capacity_bucket: int = 256,
@@ -92,7 +95,10 @@ class Decoder:
         self._cache_dtype = cache_dtype or target.dtype
         if draft is None:
             draft = block_draft(drafter, block_size) if drafter else no_draft(block_size)
-        self.round = make_round(target, drafter, draft)
+        if choose is not greedy and (drafter or block_size > 1):
+            raise UserError("sampling is implemented for plain decoding; leave the drafter out")
+        self._choose = choose
+        self.round = make_round(target, drafter, draft, choose)
         self._programs: dict[tuple, Any] = {}
 
     def plain(self, rows: int = 1) -> "Decoder":
@@ -141,7 +147,7 @@ class Decoder:
         """
         if not prompts:
             return []
-        state, prefill_seconds = self._prefill(prompts, max_new_tokens, stop_ids, live_slots, rows)
+        state, prefill_seconds = self.prefill(prompts, max_new_tokens, stop_ids, live_slots, rows)
         loop = self._program("loop", make_loop(self.round), _shape(state), self.weights, state)
         begun = time.perf_counter()
         state = jax.block_until_ready(loop(self.weights, state))
@@ -153,25 +159,31 @@ class Decoder:
         self, prompt: Sequence[int], max_new_tokens: int, *, stop_ids: Sequence[int] | None = None
     ) -> Iterator[list[int]]:
         """Yields the tokens of each round of one prompt as they come; the first list is the prefill's."""
-        state, _ = self._prefill([prompt], max_new_tokens, None if stop_ids is None else [stop_ids])
+        state, _ = self.prefill([prompt], max_new_tokens, None if stop_ids is None else [stop_ids])
         host, at = _to_host(state), len(prompt)
+        # Compiled before the first list is out, so that a caller who times the lists times rounds alone.
+        step = self._program("round", self.round, _shape(state), self.weights, state)
         while True:
             end = int(host.lengths[0]) + 1
             yield host.tokens[0, at:end].tolist()
             at = end
             if not host.live[0]:
                 return
-            step = self._program("round", self.round, _shape(state), self.weights, state)
             state = step(self.weights, state)
             host = _to_host(state)
 
-    def _prefill(
-        self, prompts, max_new_tokens, stop_ids=None, live_slots=None, rows=None
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int | Sequence[int],
+        stop_ids: Sequence[Sequence[int]] | None = None,
+        live_slots: int | None = None,
+        rows: int | None = None,
     ) -> tuple[DecodeState, float]:
-        """The state after the prompts, and the seconds it took."""
+        """The state after the prompts, for callers that drive rounds themselves; and seconds taken."""
         tokens_BxP, *per_row, capacity = self._batch(prompts, max_new_tokens, stop_ids, live_slots, rows)
         args = (self.weights, tokens_BxP, *per_row)
-        run = partial(prefill, self.target, self.drafter, capacity, self._cache_dtype)
+        run = partial(prefill, self.target, self.drafter, capacity, self._cache_dtype, self._choose)
         shape = (*tokens_BxP.shape, capacity, per_row[2].shape[1])
         program = self._program("prefill", run, shape, *args)
         begun = time.perf_counter()

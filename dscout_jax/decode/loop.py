@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from dscout_jax import ops
 from dscout_jax.decode.draft import Draft
+from dscout_jax.decode.sampling import Choose
 from dscout_jax.decode.state import DecodeState, Weights
 from dscout_jax.decode.verify import accept_greedy, is_stop
 from dscout_jax.models import Drafter, KVCache, Target, init_cache, target_head, write_cache
@@ -30,6 +31,7 @@ def prefill(
     drafter: Drafter | None,
     capacity: int,
     cache_dtype: jnp.dtype,
+    choose: Choose,
     weights: Weights,
     tokens_BxP: jax.Array,
     prompts_B: jax.Array,
@@ -44,7 +46,7 @@ def prefill(
     cache = init_cache(target.config, B, capacity, cache_dtype)
     out = target.apply({"params": weights.target}, tokens_BxP, zeros, cache, taps)
     logits_BxV = ops.head_logits(out.hidden[rows, prompts_B - 1], target_head(weights.target))
-    first_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+    first_B = choose(logits_BxV[:, None], tokens_BxP, prompts_B, prompts_B[:, None])[:, 0]
     context = None
     if drafter:
         empty = init_cache(drafter.config, B, capacity, cache_dtype)
@@ -65,7 +67,7 @@ def prefill(
     )
 
 
-def make_round(target: Target, drafter: Drafter | None, draft: Draft) -> Round:
+def make_round(target: Target, drafter: Drafter | None, draft: Draft, choose: Choose) -> Round:
     """One round: draft, verify, accept, commit. Rows that are not live only keep their slot.
 
     Every slot's entries are written to both caches, and only the length moves by the count committed:
@@ -83,7 +85,8 @@ def make_round(target: Target, drafter: Drafter | None, draft: Draft) -> Round:
 
         out = target.apply({"params": weights.target}, block_BxW, state.lengths, state.target, taps)
         logits_BxWxV = ops.head_logits(out.hidden, target_head(weights.target))
-        choices_BxW = jnp.argmax(logits_BxWxV, axis=-1).astype(jnp.int32)
+        after_BxW = state.lengths[:, None] + 1 + jnp.arange(block_BxW.shape[1])
+        choices_BxW = choose(logits_BxWxV, state.tokens, state.prompts, after_BxW)
         live_B = state.live
         commit = accept_greedy(proposals_BxW1, choices_BxW, state.slots, state.stops, state.room, live_B)
         context = state.context
@@ -93,7 +96,6 @@ def make_round(target: Target, drafter: Drafter | None, draft: Draft) -> Round:
 
         B, S = state.tokens.shape
         rows = jnp.arange(B)
-        after_BxW = state.lengths[:, None] + 1 + jnp.arange(block_BxW.shape[1])
         round_B = jnp.where(live_B, state.rounds, S)  # S is out of range: dropped
         return state._replace(
             tokens=state.tokens.at[rows[:, None], after_BxW].set(choices_BxW, mode="drop"),

@@ -12,7 +12,7 @@ from dscout_jax.models import init_cache
 def test_caches_and_drafts_equal_those_from_scratch(puppet, target, drafter, prompts):
     rng = np.random.default_rng(3)
     decoder = puppet(rng.integers(0, BLOCK_MAX, (ROWS, CAPACITY)))
-    state, _ = decoder._prefill(prompts, ANSWER)
+    state, _ = decoder.prefill(prompts, ANSWER)
     step, draft = jax.jit(decoder.round), jax.jit(block_draft(drafter, BLOCK_MAX))
 
     @jax.jit

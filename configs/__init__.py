@@ -1,0 +1,1 @@
+"""Recipes: each file is executable Python that defines `config = TrainSettings(...)`."""

@@ -1,0 +1,28 @@
+"""The short training of `dscout quickstart`: SmolLM2-135M-Instruct, the prompts that the package ships.
+
+Reproduces: the table of `make quickstart`.
+Hardware: a CPU with 2 cores and 8 GB of memory.
+Cost: about 20 minutes from nothing, answers and comparison included.
+Command: make quickstart, or `dscout quickstart`.
+"""
+
+from dscout_jax.objective import dscout
+from train.settings import TrainSettings
+
+config = TrainSettings(
+    objective=dscout(block_size=4),
+    data="runs/quickstart/answers.jsonl",
+    run="runs/quickstart",
+    num_layers=1,
+    block_size=4,
+    target_layer_ids=(8, 15, 22, 28),
+    seq_len=192,
+    batch=4,
+    num_anchors=32,
+    query_budget=96,
+    steps=600,
+    train_vocab="seen",
+    heldout=8,
+    eval_every=200,
+    save_every=100,
+)

@@ -1,0 +1,184 @@
+"""The command `dscout`: parses, then calls. It alone imports train, infer and tyro."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from dscout_jax.errors import UserError
+
+Dtype = Literal["float32", "bfloat16"]
+Word = tyro.conf.Positional
+
+
+@dataclasses.dataclass
+class Quickstart:
+    """The main job on the embedded target: answers, a short training, plain against speculative decoding."""
+
+    minutes: float = 8.0
+    """How long to train at the most; the answers and the comparison come on top."""
+    run: Path = Path("runs/quickstart")
+    """Folder of answers, checkpoints, drafter, table and plot; what it holds is reused."""
+    cache_dir: Path | None = None
+    """Where the converted target lies; default $DSCOUT_CACHE, else ~/.cache/dscout."""
+
+    def __call__(self) -> None:
+        from dscout_jax.cli_quickstart import quickstart
+
+        quickstart(self.run, self.minutes, self.cache_dir)
+
+
+@dataclasses.dataclass
+class Regenerate:
+    """Lets the target answer a JSONL of prompts; resumes."""
+
+    prompts: Word[str]
+    """JSONL of {"turns": [...]}, or "quickstart" for the prompts that the package ships."""
+    out: Word[Path]
+    """JSONL of answers; finished rows are kept and skipped."""
+    target: str = "smollm2-135m"
+    """A Hugging Face folder, or the embedded smollm2-135m."""
+    max_new_tokens: int = 160
+    batch: int = 32
+    temperature: float = 0.0
+    """0 is greedy."""
+    thinking: bool | None = None
+    """The chat template's thinking switch, where it has one."""
+    seed: int = 0
+    limit: int | None = None
+    """Answer only the first so many prompts."""
+    dtype: Dtype = "float32"
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from dscout_jax.interop import load_target
+        from train.regenerate import regenerate
+
+        options = dataclasses.asdict(self)
+        prompts, out, dtype = options.pop("prompts"), options.pop("out"), options.pop("dtype")
+        loaded = load_target(options.pop("target"), _dtype(dtype), options.pop("cache_dir"))
+        print(f"answers: {regenerate(loaded, prompts, out, **options)}")
+
+
+@dataclasses.dataclass
+class Train:
+    """Trains a drafter by a config file; resumes."""
+
+    config: Word[Path]
+    """Executable Python that defines `config`; see configs/."""
+    minutes: float | None = None
+    """Stop after this long, saved; the next run goes on."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from dscout_jax.interop import load_target
+        from train.loop import train
+        from train.settings import load_settings
+
+        settings = load_settings(self.config)
+        loaded = load_target(settings.target, _dtype(settings.dtype), self.cache_dir)
+        print(f"drafter: {train(settings, loaded, self.minutes)}")
+
+
+@dataclasses.dataclass
+class Generate:
+    """Streams the answer to a prompt, with or without a drafter."""
+
+    prompt: Word[str]
+    drafter: Path | None = None
+    """A DFlash folder; without one the target decodes alone."""
+    target: str = "smollm2-135m"
+    dtype: Dtype = "float32"
+    max_new_tokens: int = 128
+    block_size: int | None = None
+    """Slots verified a round; default the drafter's own."""
+    thinking: bool | None = None
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.generate import generate
+
+        generate(**dataclasses.asdict(self))
+
+
+@dataclasses.dataclass
+class Bench:
+    """Plain against speculative decoding, prompt by prompt: speed-up, MAT, identity; resumes."""
+
+    prompts: Word[tuple[Path, ...]]
+    """JSONL files of {"turns": [...]}; the first turn is asked."""
+    drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
+    target: str = "smollm2-135m"
+    dtype: Dtype = "bfloat16"
+    block_sizes: tuple[int, ...] = ()
+    """Default: the drafter's own."""
+    max_new_tokens: int = 128
+    limit: int | None = None
+    """Prompts of each file."""
+    plain_rows: int | None = None
+    """Form of the plain baseline; default: the faster of 1 and 2 by trial."""
+    thinking: bool | None = None
+    out: Path = Path("runs/benchmark")
+    """records.jsonl, rows.json, report.md and report.png."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.benchmark import BenchmarkSettings, benchmark
+        from infer.report import report
+
+        benchmark(BenchmarkSettings(**dataclasses.asdict(self)))
+        print(report(self.out))
+
+
+@dataclasses.dataclass
+class BenchLatency:
+    """Times the parts of a round: plain step, draft, verify, whole round."""
+
+    drafter: Path
+    target: str = "smollm2-135m"
+    dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
+    block_sizes: tuple[int, ...] = ()
+    batch: int = 1
+    repeats: int = 5
+    out: Path = Path("runs/latency.json")
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.latency import latency
+
+        latency(**dataclasses.asdict(self))
+
+
+COMMANDS: dict[str, type[Callable[[], None]]] = {
+    "quickstart": Quickstart,
+    "regenerate": Regenerate,
+    "train": Train,
+    "generate": Generate,
+    "bench": Bench,
+    "bench-latency": BenchLatency,
+}
+
+
+def _dtype(name: str):
+    import jax.numpy as jnp
+
+    return jnp.dtype(name)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit code 2 and one line for a user's mistake; tracebacks are for ours."""
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS, prog="dscout", description="Block-diffusion drafters in JAX.", args=arguments
+    )
+    try:
+        command()
+    except UserError as error:
+        print(f"dscout: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""`dscout quickstart`: the whole road on the embedded target, each step resumable."""
+
+import dataclasses
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from configs.quickstart import config
+from dscout_jax.interop import load_target
+from infer.benchmark import BenchmarkSettings, benchmark
+from infer.report import report
+from train.loop import train
+from train.prompts import builtin_path
+from train.regenerate import regenerate
+
+
+def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
+    """Answers, training, comparison. What `run` holds already is reused.
+
+    Training takes at most `minutes`; the table compares fp32 decoding, whose identity is exact.
+    """
+    settings = dataclasses.replace(config, run=str(run), data=str(run / "answers.jsonl"))
+    print("1/4 the target: SmolLM2-135M-Instruct", flush=True)
+    target = load_target(settings.target, jnp.dtype(settings.dtype), cache_dir)
+    print("2/4 its answers to the prompts that ship with the project", flush=True)
+    regenerate(target, "quickstart", settings.data, max_new_tokens=96, batch=32)
+    print(f"3/4 training a drafter, {minutes:g} minutes at the most", flush=True)
+    drafter = train(settings, target, minutes)
+    print("4/4 plain against speculative decoding, in fp32, on prompts that were held out", flush=True)
+    comparison = BenchmarkSettings(
+        prompts=(builtin_path("heldout"),),
+        drafter=drafter,
+        dtype="float32",
+        block_sizes=(2, settings.block_size),
+        max_new_tokens=64,
+        limit=8,
+        out=run / "comparison",
+        cache_dir=cache_dir,
+    )
+    benchmark(comparison, log=lambda line: print(f"  {line}", flush=True))
+    print(report(comparison.out, metrics=run / "metrics.jsonl"))
+    print(f"plot: {comparison.out / 'report.png'}\ndrafter: {drafter}")
+    print(f'try: dscout generate "Why is the sky blue?" --drafter {drafter}')

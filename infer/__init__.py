@@ -1,0 +1,1 @@
+"""Inference programs: generate, benchmark, latency, report. They import no training code."""

@@ -1,0 +1,205 @@
+"""Where a round's time goes: each part a timed program of its own, warmed, in medians."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dscout_jax import ops
+from dscout_jax.decode import Decoder, DecodeState, Weights, block_draft
+from dscout_jax.models import Target, target_head
+from infer.benchmark import resize
+from infer.load import load_decoder
+from infer.machine import describe
+
+Step = Callable[[Weights, DecodeState], DecodeState]
+
+
+def forward_step(target: Target, tokens: int, taps: tuple[int, ...] = ()) -> Step:
+    """The target's bare forward of `tokens` tokens with its head and argmax; nothing is committed.
+
+    The first choice becomes the next call's anchor: were nothing carried on, a loop would hoist the forward.
+    """
+
+    def step(weights: Weights, state: DecodeState) -> DecodeState:
+        block = jnp.broadcast_to(state.anchors[:, None], (state.lengths.shape[0], tokens))
+        out = target.apply({"params": weights.target}, block, state.lengths, state.target, taps)
+        choices = jnp.argmax(ops.head_logits(out.hidden, target_head(weights.target)), axis=-1)
+        if taps:
+            # Keeps the tapped features alive in the timed program.
+            choices += (out.taps.astype(jnp.float32).sum() == jnp.inf).astype(choices.dtype)
+        return _set_anchors(state._replace(target=out.cache), choices[:, 0])
+
+    return step
+
+
+def draft_step(decoder: Decoder) -> Step:
+    """One draft forward with the target's head; the cache stays as it is."""
+    draft = block_draft(decoder.drafter, decoder.block_size)
+
+    def step(weights: Weights, state: DecodeState) -> DecodeState:
+        return _set_anchors(state, draft(weights, state)[:, 0])
+
+    return step
+
+
+def _set_anchors(state: DecodeState, ids: jax.Array) -> DecodeState:
+    rows = jnp.arange(state.lengths.shape[0])
+    return state._replace(tokens=state.tokens.at[rows, state.lengths].set(ids.astype(jnp.int32)))
+
+
+def timer(step: Step, weights: Weights, state: DecodeState, calls: int) -> Callable[[], float]:
+    """A compiled loop of `calls` steps; calling it times one pass and returns milliseconds a step.
+
+    The steps stand in a loop because decoding's do: what XLA does at a loop's entry it does once here too.
+    """
+
+    def run(weights, state):
+        return jax.lax.fori_loop(0, calls, lambda _, s: step(weights, s), state)
+
+    program = jax.jit(run).lower(weights, state).compile()
+    jax.block_until_ready(program(weights, state))
+
+    def timed() -> float:
+        begun = time.perf_counter()
+        jax.block_until_ready(program(weights, state))
+        return (time.perf_counter() - begun) * 1e3 / calls
+
+    return timed
+
+
+def measure(
+    decoder: Decoder,
+    block_sizes: Sequence[int],
+    *,
+    batch: int = 1,
+    prompt_tokens: int = 100,
+    calls: int = 16,
+    repeats: int = 5,
+    log: Callable[[str], object] = print,
+) -> dict[str, Any]:
+    """Milliseconds of the AR step, and for every block size of draft, verify and the whole round.
+
+    Args:
+        decoder: with a drafter; its own block size does not matter.
+        prompt_tokens: of the made-up prompts; a step's cost hangs on the cache's capacity, not on this.
+    Returns:
+        {"ar_ms", "plain_ms", "plain_rows", "plain_over_ar", "blocks": [{"block_size", "draft_ms",
+        "verify_ms", "round_ms", "other_ms", "round_over_parts", "verify_over_plain"}, ...]}; `plain_ms` and
+        `round_ms` come from `Decoder.generate` itself, so the loop's own work is in them.
+    """
+    vocab = decoder.target.config.vocab_size
+    prompts = [[(7 * i + row) % (vocab - 1) for i in range(prompt_tokens)] for row in range(batch)]
+    budget = calls + 1
+
+    def whole(d: Decoder) -> Callable[[], float]:
+        def timed() -> float:
+            generations = d.generate(prompts, budget, stop_ids=[[]] * batch)
+            return generations[0].decode_seconds * 1e3 / max(g.rounds for g in generations)
+
+        timed()
+        return timed
+
+    timers: dict[tuple, Callable[[], float]] = {}
+    for rows in (1, 2):
+        plain = decoder.plain(rows)
+        state, _ = plain.prefill(prompts, budget)
+        step = forward_step(decoder.target, rows)
+        timers["ar", rows] = timer(step, plain.weights, state, calls)
+        timers["plain", rows] = whole(plain)
+        log(f"compiled plain decoding with {rows} row(s)")
+    for size in block_sizes:
+        sized = resize(decoder, size)
+        state, _ = sized.prefill(prompts, budget)
+        taps = sized.drafter.config.target_layer_ids
+        timers["draft", size] = timer(draft_step(sized), sized.weights, state, calls)
+        timers["verify", size] = timer(forward_step(sized.target, size, taps), sized.weights, state, calls)
+        timers["round", size] = whole(sized)
+        log(f"compiled block size {size}")
+    # Taking turns spreads a slow spell of the machine over all of them.
+    samples: dict[tuple, list[float]] = {key: [] for key in timers}
+    for _ in range(repeats):
+        for key, timed in timers.items():
+            samples[key].append(timed())
+    ms = {key: statistics.median(values) for key, values in samples.items()}
+    rows = min((1, 2), key=lambda r: ms["plain", r])
+    return {
+        "batch": batch,
+        "ar_ms": ms["ar", rows],
+        "plain_ms": ms["plain", rows],
+        "plain_rows": rows,
+        "plain_ms_by_rows": {r: ms["plain", r] for r in (1, 2)},
+        "plain_over_ar": ms["plain", rows] / ms["ar", rows],
+        "blocks": [_block(ms, size, ms["plain", rows]) for size in block_sizes],
+        "repeats": repeats,
+        "spread": {f"{name}_{size}": [min(v), max(v)] for (name, size), v in samples.items()},
+    }
+
+
+def _block(ms: dict[tuple, float], size: int, plain_ms: float) -> dict[str, Any]:
+    draft, verify, whole = ms["draft", size], ms["verify", size], ms["round", size]
+    return {
+        "block_size": size,
+        "draft_ms": draft,
+        "verify_ms": verify,
+        "round_ms": whole,
+        "other_ms": whole - draft - verify,
+        "round_over_parts": whole / (draft + verify),
+        "verify_over_plain": verify / plain_ms,
+        "break_even_mat": whole / plain_ms,
+    }
+
+
+def latency(
+    drafter: str | Path,
+    *,
+    target: str | Path = "smollm2-135m",
+    dtypes: Sequence[str] = ("bfloat16", "float32"),
+    block_sizes: Sequence[int] = (),
+    batch: int = 1,
+    calls: int = 16,
+    repeats: int = 5,
+    out: str | Path = "runs/latency.json",
+    cache_dir: str | Path | None = None,
+    log: Callable[[str], object] = print,
+) -> dict[str, Any]:
+    """Measures a target and a drafter in each dtype and writes JSON with the machine beside it."""
+    document: dict[str, Any] = {"machine": describe(), "target": str(target), "dtypes": {}}
+    for dtype in dtypes:
+        log(f"{dtype}:")
+        _, decoder = load_decoder(target, drafter, dtype=dtype, cache_dir=cache_dir)
+        sizes = block_sizes or _sizes(decoder.block_size)
+        figures = measure(decoder, sizes, batch=batch, calls=calls, repeats=repeats, log=log)
+        document["dtypes"][dtype] = figures
+        log(table(figures))
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def _sizes(most: int) -> tuple[int, ...]:
+    return (*(size for size in (2, 4, 8, 16, 32) if size < most), most)
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Markdown of one dtype's figures."""
+    lines = [
+        f"plain step {figures['plain_ms']:.1f} ms in the loop ({figures['plain_rows']} row(s)), "
+        f"bare forward {figures['ar_ms']:.1f} ms",
+        "",
+        "| B | draft ms | verify ms | other ms | round ms | round/parts | verify/plain | pays above MAT |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for b in figures["blocks"]:
+        lines.append(
+            f"| {b['block_size']} | {b['draft_ms']:.1f} | {b['verify_ms']:.1f} | {b['other_ms']:.1f} "
+            f"| {b['round_ms']:.1f} | {b['round_over_parts']:.2f} | {b['verify_over_plain']:.2f} "
+            f"| {b['break_even_mat']:.2f} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Benchmark rows as a table and as plots."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dscout_jax.errors import UserError
+
+Row = dict[str, Any]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table, a line for each dataset, dtype and block size."""
+    names = ("dataset", "dtype", "B", "n", "plain tok/s", "speculative tok/s", "speed-up", "MAT", "tau")
+    same = any("identical_same_program" in row for row in rows)
+    header = [*names, "identical", *(["identical (same program)"] if same else []), "acceptance by slot"]
+    lines = [_line(header), _line(["---"] * len(header))]
+    for row in rows:
+        cells = [
+            row["dataset"],
+            row["dtype"],
+            str(row["block_size"]),
+            str(row["n"]),
+            f"{row['plain_tokens_per_s']:.1f}",
+            f"{row['speculative_tokens_per_s']:.1f}",
+            f"{row['speedup']:.2f}",
+            f"{row['mat']:.2f}",
+            f"{row['tau']:.2f}",
+            f"{row['identical']}/{row['n']}",
+        ]
+        if same:
+            count = row.get("identical_same_program")
+            cells.append("" if count is None else f"{count}/{row['n']}")
+        cells.append(" ".join(f"{s:.2f}".removeprefix("0") for s in row["survival"]))
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def plot(rows: Sequence[Row], path: str | Path, metrics: str | Path | None = None) -> Path:
+    """Acceptance per slot, speed-up by block size and, given a `metrics.jsonl`, the training loss."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    losses = _losses(metrics)
+    figure, axes = plt.subplots(
+        1, 3 if losses else 2, figsize=(13 if losses else 9, 3.6), layout="constrained"
+    )
+    for row in _longest(rows):
+        label = f"{row['dataset']} {row['dtype']}, MAT {row['mat']:.2f}"
+        slots = range(1, len(row["survival"]) + 1)
+        axes[0].plot(slots, row["survival"], marker="o", label=label)
+    axes[0].set(xlabel="slot k", ylabel="share of rounds", title="first k drafts all accepted", ylim=(0, 1))
+    for name in dict.fromkeys((row["dataset"], row["dtype"]) for row in rows):
+        points = sorted((r["block_size"], r["speedup"]) for r in rows if (r["dataset"], r["dtype"]) == name)
+        axes[1].plot(*zip(*points, strict=True), marker="o", label=" ".join(name))
+    axes[1].axhline(1.0, color="grey", linewidth=0.8)
+    axes[1].set(xlabel="block size B", ylabel="times plain decoding", title="speed-up")
+    if losses:
+        axes[2].plot(*zip(*losses, strict=True), linewidth=0.9)
+        axes[2].set(xlabel="step", ylabel="loss", title="training loss")
+    for axis in axes[:2]:
+        axis.legend(fontsize=8)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _longest(rows: Sequence[Row]) -> list[Row]:
+    """The largest block size of each dataset and dtype: its curve holds the smaller ones'."""
+    best: dict[tuple, Row] = {}
+    for row in rows:
+        key = (row["dataset"], row["dtype"])
+        if key not in best or row["block_size"] > best[key]["block_size"]:
+            best[key] = row
+    return list(best.values())
+
+
+def _losses(metrics: str | Path | None) -> list[tuple[int, float]]:
+    if metrics is None or not Path(metrics).is_file():
+        return []
+    rows = [json.loads(line) for line in Path(metrics).read_text().split("\n") if line.strip()]
+    return [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
+
+
+def report(folder: str | Path, metrics: str | Path | None = None) -> str:
+    """Reads rows.json of a benchmark's folder; writes report.md and report.png beside it.
+
+    Raises:
+        UserError: no rows.json there.
+    """
+    folder = Path(folder)
+    if not (folder / "rows.json").is_file():
+        raise UserError(f"{folder} has no rows.json; run the benchmark with --out {folder} first")
+    document = json.loads((folder / "rows.json").read_text())
+    machine, rows = document["machine"], document["rows"]
+    text = f"{table(rows)}\n\n{_machine(machine)}\n\n![acceptance and speed-up](report.png)\n"
+    plot(rows, folder / "report.png", metrics)
+    (folder / "report.md").write_text(text)
+    return text
+
+
+def _machine(machine: Row) -> str:
+    units = ", ".join(machine["bf16_units"]) or "none"
+    return (
+        f"{machine['cpus']} x {machine['cpu']} (bf16 instructions: {units}), backend {machine['backend']} "
+        f"({machine['device']}), jax {machine['jax']}, Python {machine['python']}."
+    )

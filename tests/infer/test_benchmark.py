@@ -1,0 +1,105 @@
+"""The benchmark's rows, its resuming, and what its report makes of them."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dscout_jax.errors import UserError
+from infer.benchmark import BenchmarkSettings, benchmark, make_gap
+from infer.load import load_decoder
+from infer.records import Records
+from infer.report import report
+
+ISSUE_ROW = {
+    *("dataset", "dtype", "n", "temperature", "block_size", "plain_tokens_per_s", "speculative_tokens_per_s"),
+    *("speedup", "mat", "tau", "identical", "max_new_tokens", "survival", "plain_rows"),
+}
+
+
+@pytest.fixture
+def settings(folders, prompt_file, tmp_path):
+    target, drafter = folders
+    return BenchmarkSettings(
+        prompts=(prompt_file,),
+        drafter=drafter,
+        target=str(target),
+        dtype="float32",
+        block_sizes=(2, 4),
+        max_new_tokens=8,
+        max_prompt_tokens=200,
+        plain_rows=1,
+        out=tmp_path / "out",
+    )
+
+
+def test_rows_resume_and_report(settings, tmp_path):
+    log = []
+    rows = benchmark(settings, log.append)
+    assert [row["block_size"] for row in rows] == [2, 4]
+    for row in rows:
+        assert set(row) >= ISSUE_ROW
+        assert (row["dataset"], row["n"], row["skipped"], row["identical"]) == ("questions", 3, 1, 3)
+        assert row["divergence_rate"] == 0 and row["logit_gap_max"] is None
+        assert np.isclose(row["mat"], 1 + sum(row["survival"]))
+        assert np.isclose(row["speedup"], row["speculative_tokens_per_s"] / row["plain_tokens_per_s"])
+    assert len(log) == 3
+
+    # A kill in the middle of the last line: what was whole is kept, what was not is measured again.
+    path = settings.out / "records.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    again = benchmark(settings, log.append)
+    lines = path.read_text().split("\n")[:-1]
+    assert lines[:-1] == whole.split("\n")[:-2]
+    keys = [tuple(json.loads(line)["key"]) for line in lines]
+    assert len(keys) == len(set(keys)) == 3 * 3
+    assert [row["mat"] for row in again] == [row["mat"] for row in rows]
+
+    text = report(settings.out)
+    assert text.count("\n| questions |") == 2 and "3/3" in text
+    assert (settings.out / "report.png").stat().st_size > 1000
+    assert json.loads((settings.out / "rows.json").read_text())["machine"]["backend"] == "cpu"
+
+
+def test_records_of_another_setup_are_kept_but_not_seen(tmp_path):
+    path = tmp_path / "deep" / "records.jsonl"
+    Records(path, "a").add(("gsm8k", 0, "plain", 0), {"tokens": [1]})
+    other = Records(path, "b")
+    assert ("gsm8k", 0, "plain", 0) not in other
+    other.add(("gsm8k", 0, "plain", 0), {"tokens": [2]})
+    assert Records(path, "a")["gsm8k", 0, "plain", 0]["tokens"] == [1]
+    assert Records(path, "b")["gsm8k", 0, "plain", 0]["tokens"] == [2]
+
+
+def test_bf16_is_identical_through_the_same_program(settings):
+    options = dict(dtype="bfloat16", plain_rows=None, block_sizes=(4,), limit=2)
+    for row in benchmark(dataclasses.replace(settings, **options), str):
+        assert row["identical_same_program"] == row["n"] == 2
+        assert row["identical"] + round(row["divergence_rate"] * row["n"]) == row["n"]
+        assert row["plain_rows"] in (1, 2)
+
+
+def test_gap_is_between_the_two_best_logits(folders):
+    _, decoder = load_decoder(folders[0], dtype="float32")
+    ids = [5, 9, 2, 7]
+    params = decoder.weights.target
+    hidden = decoder.target.apply({"params": params}, jnp.array([ids])).hidden[0, -1]
+    second, first = np.sort(np.asarray(params["embed_tokens"]["weight"] @ hidden))[-2:]
+    assert np.isclose(make_gap(decoder.target)(params, ids), first - second, atol=1e-4)
+
+
+def test_wrong_inputs_are_named(settings, tmp_path):
+    missing = dataclasses.replace(settings, prompts=(tmp_path / "none.jsonl",))
+    with pytest.raises(UserError, match=r"none\.jsonl is no file"):
+        benchmark(missing, str)
+    with pytest.raises(UserError, match="dtype 'float16'"):
+        benchmark(dataclasses.replace(settings, dtype="float16"), str)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "x"}\n')
+    with pytest.raises(UserError, match="turns"):
+        benchmark(dataclasses.replace(settings, prompts=(bad,)), str)
+    with pytest.raises(UserError, match=r"rows\.json"):
+        report(tmp_path)

@@ -1,0 +1,199 @@
+"""The training program on a tiny random target: what it learns, what it counts, how it resumes."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
+from dscout_jax.decode import Decoder
+from dscout_jax.errors import UserError
+from dscout_jax.initialise import init_drafter
+from dscout_jax.models import Drafter, Target, target_head
+from dscout_jax.objective import dflash, dscout
+from dscout_jax.sharding import BATCH, make_mesh
+from train.dataset import Batch, batches, load_rows, stack
+from train.evaluate import evaluate, make_hits, walk
+from train.settings import TrainSettings
+from train.step import Frozen, fresh_state, make_features, make_optimizer, make_step
+
+CONFIG = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, True, (1,))
+B, S = 8, 48
+
+
+def make(block_size=4, objective=None, **options):
+    settings = TrainSettings(
+        objective=objective or dflash(block_size),
+        data="",
+        run="",
+        block_size=block_size,
+        seq_len=S,
+        batch=B,
+        **{"steps": 20, "init": "fresh", "chunk": 64, "num_anchors": 6} | options,
+    )
+    target = Target(CONFIG)
+    params = target.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    # Larger weights than the initialiser's, so that the greedy continuations are not one token for ever.
+    params = jax.tree.map(lambda w: w * 6 if w.ndim == 2 else w, params)
+    shape = DrafterConfig.for_target(
+        CONFIG, num_layers=2, block_size=block_size, mask_token_id=47, target_layer_ids=(0, 2)
+    )
+    return settings, target, params, Drafter(shape)
+
+
+def start(settings, drafter, params):
+    return fresh_state(settings, drafter.config, params, make_optimizer(settings))
+
+
+def random_batch(seed=0, empty=False):
+    rng = np.random.default_rng(seed)
+    answer = np.zeros((B, S), bool)
+    if not empty:
+        for row in range(B):
+            begin = rng.integers(2, 20)
+            answer[row, begin : begin + rng.integers(3, 28)] = True
+    return Batch(rng.integers(2, 46, (B, S)).astype(np.int32), answer, np.arange(B, dtype=np.int32))
+
+
+def run_steps(settings, target, params, drafter, batch, count=1, state=None, sharding=None):
+    step = make_step(drafter, settings, make_optimizer(settings))
+    frozen = Frozen(params["embed_tokens"], target_head(params), None)
+    features = make_features(target, drafter, False)(params, batch.tokens)
+    arrays = (features, *batch)
+    if sharding is not None:
+        arrays = jax.device_put(arrays, sharding)
+    state = state or start(settings, drafter, params)
+    for _ in range(count):
+        state, metrics = step(state, frozen, *arrays)
+    return state, metrics, step
+
+
+def test_accumulation_and_devices_give_the_same_gradients():
+    batch = random_batch()
+    results = []
+    for accumulation, sharded in ((1, False), (2, False), (1, True)):
+        setup = make(objective=dscout(4), accumulation=accumulation)
+        sharding = NamedSharding(make_mesh(data=8), BATCH) if sharded else None
+        state, metrics, _ = run_steps(*setup, batch, sharding=sharding)
+        results.append((metrics["loss"], metrics["grad_norm"], metrics["included"], state.params))
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), results[0], other)
+
+
+def test_no_valid_anchor_and_non_finite_steps_change_nothing():
+    settings, target, params, drafter = make()
+    before = start(settings, drafter, params)
+    kept = jax.tree.map(np.array, before.params)
+    state, metrics, _ = run_steps(settings, target, params, drafter, random_batch(empty=True), state=before)
+    assert metrics["loss"] == 0 and metrics["blocks"] == 0 and state.skipped == 0
+    jax.tree.map(np.testing.assert_array_equal, state.params, kept)
+    broken = params | {"embed_tokens": {"weight": jnp.full_like(params["embed_tokens"]["weight"], jnp.nan)}}
+    state = start(settings, drafter, params)
+    state, _, _ = run_steps(settings, target, broken, drafter, random_batch(), state=state)
+    assert state.skipped == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, kept)
+
+
+def test_masters_are_fp32_and_take_small_updates():
+    settings, target, params, drafter = make(learning_rate=1e-6, warmup=0.0)
+    drafter = Drafter(drafter.config, jnp.bfloat16)
+    before = start(settings, drafter, params)
+    kept = np.array(before.params["layers_0"]["mlp"]["up_proj"]["weight"])
+    state, _, _ = run_steps(settings, target, params, drafter, random_batch(), state=before, count=2)
+    after = state.params["layers_0"]["mlp"]["up_proj"]["weight"]
+    assert after.dtype == jnp.float32
+    assert (np.asarray(after) != kept).mean() > 0.9
+
+
+def test_unlike_batches_compile_once():
+    settings, target, params, drafter = make(objective=dscout(4))
+    state = start(settings, drafter, params)
+    step = make_step(drafter, settings, make_optimizer(settings))
+    features = make_features(target, drafter, False)
+    frozen = Frozen(params["embed_tokens"], target_head(params), None)
+    for seed in range(5):
+        batch = random_batch(seed)
+        state, _ = step(state, frozen, features(params, batch.tokens), *batch)
+    assert step._cache_size() == 1
+
+
+@pytest.fixture(scope="module")
+def overfitted():
+    """A drafter trained on one greedy answer, and that answer."""
+    settings, target, params, drafter = make(steps=300, learning_rate=3e-3, num_anchors=32)
+    prompt = [5, 9, 30, 7]
+    answer = Decoder(target, params).generate([prompt], 40)[0].tokens
+    tokens, mask = np.zeros(S, np.int32), np.zeros(S, bool)
+    tokens[:44], mask[4:44] = prompt + answer, True
+    row = Batch(tokens, mask, np.int32(0))
+    state, _, _ = run_steps(settings, target, params, drafter, stack([row] * B), count=300)
+    return target, params, drafter, state.params, prompt, answer, row
+
+
+def test_one_overfitted_sequence_is_accepted_whole(overfitted):
+    target, params, drafter, learnt, prompt, answer, _ = overfitted
+    decoder = Decoder(target, params, drafter, learnt)
+    result = decoder.generate([prompt], 40)[0]
+    assert result.tokens == answer and len(set(answer)) > 10
+    assert result.accepted == [3] * 9 + [2]
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 4])
+def test_walked_mat_equals_decoded_mat(overfitted, block_size):
+    target, params, drafter, learnt, prompt, _, row = overfitted
+    noisy = jax.tree.map(lambda w: w + 0.08 * jax.random.normal(jax.random.key(3), w.shape), learnt)
+    result = Decoder(target, params, drafter, noisy, block_size=block_size).generate([prompt], 40)[0]
+    taps = make_features(target, drafter, False)(params, row.tokens[None]).taps
+    args = (noisy, params["embed_tokens"], target_head(params))
+    hits = make_hits(drafter, chunk=50)
+    assert walk(np.asarray(hits(*args, taps, row.tokens)), row.answer, block_size) == result.accepted
+    scores = evaluate(hits, *args, lambda _: taps, [row], 4)
+    np.testing.assert_allclose(scores["mat"][str(block_size)], np.mean(result.accepted) + 1)
+    assert 0 < sum(result.accepted) < 36
+
+
+def test_init_from_the_target_copies_its_last_layers():
+    _, _, params, drafter = make()
+    made = init_drafter(drafter.config, jax.random.key(0), params, "target")
+    last = params["layers_3"]["mlp"]["up_proj"]["weight"]
+    np.testing.assert_array_equal(made["layers_1"]["mlp"]["up_proj"]["weight"], last)
+    assert made["layers_1"]["self_attn"]["q_norm"]["weight"].shape == (8,)
+    with pytest.raises(UserError, match="needs the target"):
+        init_drafter(drafter.config, jax.random.key(0), None, "target")
+
+
+def write_rows(path, count=20):
+    rng = np.random.default_rng(0)
+    with open(path, "w") as file:
+        for i in range(count):
+            row = {"prompt_tokens": rng.integers(2, 46, 5).tolist(), "answer_tokens": [*range(2, 12 + i), 1]}
+            file.write(json.dumps({"id": str(i)} | row) + "\n")
+
+
+def test_rows_supervise_the_answer_and_its_end_token_and_iterate_exactly(tmp_path):
+    write_rows(tmp_path / "a.jsonl")
+    rows = load_rows(tmp_path / "a.jsonl", S, heldout=4)
+    assert len(rows.train) == 16 and len(rows.heldout) == 4
+    for row in rows.train:
+        supervised = row.tokens[row.answer]
+        assert supervised[0] == 2 and supervised[-1] == 1 and row.answer.sum() == 11 + row.row_ids
+    first = batches(rows.train, 4, seed=3)
+    for _ in range(5):
+        next(first)
+    state, ahead = first.get_state(), [next(first).row_ids for _ in range(5)]
+    second = batches(rows.train, 4, seed=3)
+    second.set_state(json.loads(json.dumps(state)))
+    np.testing.assert_array_equal(ahead, [next(second).row_ids for _ in range(5)])
+    with pytest.raises(UserError, match="none is left"):
+        load_rows(tmp_path / "a.jsonl", S, heldout=20)
+
+
+def test_settings_refuse_what_does_not_fit():
+    settings, *_ = make()
+    for wrong in ({"steps": 0}, {"accumulation": 3}, {"objective": dflash(8)}, {"num_anchors": 100}):
+        with pytest.raises(UserError):
+            dataclasses.replace(settings, **wrong)

@@ -1,0 +1,1 @@
+"""The training program: answers, data, step, loop, checkpoints."""

@@ -1,0 +1,86 @@
+"""Acceptance on held-out answers without decoding: the walk that decoding would take."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dscout_jax import ops
+from dscout_jax.models import Drafter, embed
+from train.dataset import Batch
+
+
+def make_hits(drafter: Drafter, chunk: int = 512) -> Callable[..., jax.Array]:
+    """(params, embedding table, head [V, D], taps [1, S, CD], tokens [S]) -> [S, W-1] bool; jitted.
+
+    Entry [t, k-1]: drafted from the anchor at t, slot k's argmax is the text's token at t + k.
+    """
+    W, mask = drafter.config.block_size, drafter.config.mask_token_id
+
+    @jax.jit
+    def hits(params, embed_tokens, head_VxD, taps_1xSxCD, tokens_S):
+        S = tokens_S.shape[0]
+        anchors = jnp.arange(S, dtype=jnp.int32)
+        ids_SxW = jnp.full((S, W), mask, jnp.int32).at[:, 0].set(tokens_S)
+        x_1xSxWxD = embed({"embed_tokens": embed_tokens}, ids_SxW)[None]
+        hidden = drafter.apply({"params": params}, taps_1xSxCD, x_1xSxWxD, anchors[None])[0, :, 1:]
+        rows = hidden.reshape(S * (W - 1), -1)
+        size = min(chunk, len(rows))
+        rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0))).reshape(-1, size, rows.shape[1])
+        best = jax.lax.map(lambda r: jnp.argmax(ops.head_logits(r, head_VxD), axis=-1), rows)
+        best = best.reshape(-1)[: S * (W - 1)].reshape(S, W - 1)
+        at = anchors[:, None] + jnp.arange(1, W)
+        return (best == tokens_S[jnp.minimum(at, S - 1)]) & (at < S)
+
+    return hits
+
+
+def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray, block_size: int) -> list[int]:
+    """Accepted drafts of each round that decoding with `block_size` would take over one answer.
+
+    Starts at the first answer token, counts the leading hits, jumps by acc + 1; a round ends at the
+    answer's end, so `sum(acc + 1) + 1` is the answer's length.
+    """
+    at, last = np.flatnonzero(answer_S)[[0, -1]]
+    accepted = []
+    while at < last:
+        leading = np.cumprod(hits_SxW1[at, : block_size - 1]).sum()
+        committed = min(int(leading) + 1, int(last - at))
+        accepted.append(committed - 1)
+        at += committed
+    return accepted
+
+
+def evaluate(
+    hits: Callable[..., jax.Array],
+    params: dict[str, Any],
+    embed_tokens: dict[str, jax.Array],
+    head_VxD: jax.Array,
+    taps: Callable[[Batch], jax.Array],
+    rows: Sequence[Batch],
+    block_size: int,
+) -> dict[str, Any]:
+    """Walked MAT for every block size up to the drafter's, prefix survival, and accuracy over all anchors.
+
+    mat: {B: committed tokens / rounds}. survival: S_k at the full block size. slots: per-slot accuracy over
+    every anchor of the answers, not over rounds; it flatters and is never called MAT.
+    """
+    rounds: dict[int, list[int]] = {B: [] for B in range(2, block_size + 1)}
+    right, count = np.zeros(block_size - 1), np.zeros(block_size - 1)
+    for row in rows:
+        table = np.asarray(hits(params, embed_tokens, head_VxD, taps(row), row.tokens))
+        for B, found in rounds.items():
+            found += walk(table, row.answer, B)
+        first, last = np.flatnonzero(row.answer)[[0, -1]]
+        for k in range(1, block_size):
+            inside = table[first : max(first, last - k + 1), k - 1]
+            right[k - 1] += inside.sum()
+            count[k - 1] += len(inside)
+    full = np.array(rounds[block_size])
+    return {
+        "mat": {str(B): float(np.mean(found)) + 1.0 for B, found in rounds.items()},
+        "survival": [float(np.mean(full >= k)) for k in range(1, block_size)],
+        "slots": (right / np.maximum(count, 1)).tolist(),
+    }

@@ -1,0 +1,115 @@
+"""What a config file says: one frozen dataclass, checked on construction."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+from typing import Any, Literal
+
+from dscout_jax.errors import UserError
+from dscout_jax.initialise import Init
+from dscout_jax.objective import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+    """One training run.
+
+    objective: the three factors of the loss.
+    target: a Hugging Face folder, or the embedded "smollm2-135m".
+    data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
+    prompts, answer_tokens, answer_batch: when `data` is missing it is first made from these prompts.
+    num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
+    init: "target" starts from the target's last layers, "fresh" from noise.
+    seq_len: tokens a row is cut and padded to. batch: rows a step, in `accumulation` parts.
+    num_anchors: blocks a row. query_budget: bound on the sum of a row's horizons.
+    steps, learning_rate, warmup (share of steps), clip (global norm), weight_decay: AdamW, cosine to 0.
+    dtype: of the target and of the drafter's products; masters are fp32.
+    cache_features: keeps the target's features of every row in host memory after their first use.
+    train_vocab: "seen" scores only ids that occur in the answers (faster on small machines), "full" all.
+    heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
+    save_every: steps between checkpoints, of which `keep` are kept.
+    """
+
+    objective: Objective
+    data: str
+    run: str
+    target: str = "smollm2-135m"
+    prompts: str | None = None
+    answer_tokens: int = 160
+    answer_batch: int = 32
+    num_layers: int = 2
+    block_size: int = 8
+    target_layer_ids: tuple[int, ...] | None = None
+    mask_token_id: int | None = None
+    init: Init = "target"
+    seq_len: int = 384
+    batch: int = 8
+    accumulation: int = 1
+    num_anchors: int = 16
+    query_budget: int | None = None
+    steps: int = 1000
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    seed: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    cache_features: bool = True
+    train_vocab: Literal["full", "seen"] = "full"
+    heldout: int = 16
+    eval_every: int = 250
+    save_every: int = 250
+    keep: int = 2
+    chunk: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "batch", "accumulation", "num_anchors", "steps", "num_layers", "chunk"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("eval_every", "save_every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.batch % self.accumulation:
+            raise UserError(f"batch {self.batch} is not divisible by accumulation {self.accumulation}")
+        if self.num_anchors > self.seq_len:
+            raise UserError(f"num_anchors {self.num_anchors} exceeds seq_len {self.seq_len}")
+        if not 0 <= self.warmup < 1 or self.learning_rate <= 0 or self.clip <= 0 or self.weight_decay < 0:
+            raise UserError("0 <= warmup < 1, learning_rate > 0, clip > 0 and weight_decay >= 0 must hold")
+        if max(self.objective.horizon.choices) > self.block_size:
+            raise UserError(
+                f"objective {self.objective.name!r} has horizons {self.objective.horizon.choices} beyond "
+                f"block_size {self.block_size}; build it for that block size"
+            )
+        if self.heldout < 0:
+            raise UserError(f"heldout is {self.heldout}; it must be 0 or more")
+
+    def contract(self) -> dict[str, Any]:
+        """What a checkpoint must agree on to be resumed."""
+        names = (
+            "target num_layers block_size target_layer_ids mask_token_id seq_len batch accumulation init "
+            "heldout num_anchors query_budget steps learning_rate warmup clip weight_decay seed dtype train_vocab"
+        )
+        return {n: _plain(getattr(self, n)) for n in names.split()} | {"objective": self.objective.name}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def load_settings(path: str | Path) -> TrainSettings:
+    """Runs a config file and returns its `config`.
+
+    Raises:
+        UserError: no such file, it fails, or it defines no TrainSettings named `config`.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path} is no config file; see the folder configs/")
+    try:
+        config = runpy.run_path(str(path)).get("config")
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    if not isinstance(config, TrainSettings):
+        raise UserError(f"{path} defines no `config = TrainSettings(...)`")
+    return config
