@@ -23,7 +23,7 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
     print("1/4 the target: SmolLM2-135M-Instruct", flush=True)
     target = load_target(settings.target, jnp.dtype(settings.dtype), cache_dir)
     print("2/4 its answers to the prompts that ship with the project", flush=True)
-    regenerate(target, "quickstart", settings.data, max_new_tokens=96, batch=32)
+    regenerate(target, "quickstart", settings.data, max_new_tokens=80, batch=32, limit=192)
     print(f"3/4 training a drafter, {minutes:g} minutes at the most", flush=True)
     drafter = train(settings, target, minutes)
     print("4/4 plain against speculative decoding, in fp32, on prompts that were held out", flush=True)

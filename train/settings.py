@@ -87,7 +87,8 @@ class TrainSettings:
         """What a checkpoint must agree on to be resumed."""
         names = (
             "target num_layers block_size target_layer_ids mask_token_id seq_len batch accumulation init "
-            "heldout num_anchors query_budget steps learning_rate warmup clip weight_decay seed dtype train_vocab"
+            "heldout num_anchors query_budget steps learning_rate warmup clip weight_decay seed dtype "
+            "train_vocab"
         )
         return {n: _plain(getattr(self, n)) for n in names.split()} | {"objective": self.objective.name}
 

@@ -21,7 +21,7 @@ from train.evaluate import evaluate, make_hits, walk
 from train.settings import TrainSettings
 from train.step import Frozen, fresh_state, make_features, make_optimizer, make_step
 
-CONFIG = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, True, (1,))
+CONFIG = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, False, (1,))
 B, S = 8, 48
 
 
@@ -38,7 +38,7 @@ def make(block_size=4, objective=None, **options):
     target = Target(CONFIG)
     params = target.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
     # Larger weights than the initialiser's, so that the greedy continuations are not one token for ever.
-    params = jax.tree.map(lambda w: w * 6 if w.ndim == 2 else w, params)
+    params = jax.tree.map(lambda w: w * 10 if w.ndim == 2 else w, params)
     shape = DrafterConfig.for_target(
         CONFIG, num_layers=2, block_size=block_size, mask_token_id=47, target_layer_ids=(0, 2)
     )
