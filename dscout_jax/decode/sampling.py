@@ -26,7 +26,7 @@ def sample(temperature: float, seed: int = 0) -> Choose:
         shown = jnp.where(
             places < prompts_B[:, None].astype(jnp.uint32), tokens_BxS.astype(jnp.uint32) + 1, 0
         )
-        mixed = ((shown + places * 0x9E3779B1) * 0x85EBCA6B) * (shown > 0)
+        mixed = (shown + places * jnp.uint32(0x9E3779B1)) * jnp.uint32(0x85EBCA6B) * (shown > 0)
         digest_B = (mixed ^ (mixed >> 15)).sum(axis=1, dtype=jnp.uint32)
 
         def one(digest, positions, logits):

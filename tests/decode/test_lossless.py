@@ -104,7 +104,7 @@ def test_plain_with_idle_rows(plain, prompts, answers):
 def test_stream_yields_what_generate_returns(puppet, prompts, answers):
     decoder = puppet(3)
     lists = list(decoder.stream(prompts[0], ANSWER, stop_ids=[answers[0][20]]))
-    [generation] = decoder.generate(prompts[:1], ANSWER, stop_ids=[[answers[0][20]]])
+    generation = decoder.generate(prompts, ANSWER, stop_ids=[[answers[0][20]]] * ROWS)[0]
     assert [token for tokens in lists for token in tokens] == generation.tokens
     assert [len(tokens) - 1 for tokens in lists[1:]] == generation.accepted
     assert list(decoder.stream(prompts[0], 1)) == [answers[0][:1]]

@@ -1,0 +1,111 @@
+"""Interrupted work goes on exactly: answers without a hole or a duplicate, training bit by bit."""
+
+import dataclasses
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dscout_jax.config import RopeConfig, TargetConfig
+from dscout_jax.errors import UserError
+from dscout_jax.interop import load_drafter
+from dscout_jax.models import Target
+from dscout_jax.objective import dscout
+from train.loop import train
+from train.regenerate import regenerate
+from train.settings import TrainSettings
+
+CONFIG = TargetConfig(48, 32, 64, 5, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, True, (1,))
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A tiny loaded target whose chat template is the bytes of the text."""
+    params = Target(CONFIG).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    tokenizer = SimpleNamespace(
+        stop_ids=(1,),
+        special_ids={},
+        chat=lambda turns, thinking=None: [2 + b % 44 for b in turns[0]["content"].encode()],
+        decode=lambda ids: " ".join(map(str, ids)),
+    )
+    return SimpleNamespace(config=CONFIG, params=params, tokenizer=tokenizer, name="tiny", fingerprint="f00d")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": str(i), "turns": ["word " * (1 + i % 5) + str(i)]} for i in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_resume_without_hole_or_duplicate(target, prompts, tmp_path, temperature):
+    options = {"max_new_tokens": 6, "batch": 4, "temperature": temperature}
+    whole = regenerate(target, prompts, tmp_path / "whole.jsonl", **options).read_text()
+    lines = whole.splitlines(keepends=True)
+    assert sorted(json.loads(line)["id"] for line in lines) == sorted(map(str, range(10)))
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text("".join(lines[:3]) + lines[3][:20])
+    again = regenerate(target, prompts, torn, **options).read_text().splitlines(keepends=True)
+    assert sorted(again) == sorted(lines)
+    with pytest.raises(UserError, match="max_new_tokens"):
+        regenerate(target, prompts, torn, **options | {"max_new_tokens": 7})
+    assert torn.read_text() == "".join(again)
+
+
+def test_bad_prompt_files_are_refused(target, tmp_path):
+    for text, said in (('{"turns": []}', "turns"), ("nonsense", "no JSON"), ("", "no prompts")):
+        (tmp_path / "p.jsonl").write_text(text)
+        with pytest.raises(UserError, match=said):
+            regenerate(target, tmp_path / "p.jsonl", tmp_path / "out.jsonl")
+    foreign = tmp_path / "foreign.jsonl"
+    foreign.write_text('{"something": 1}\n')
+    (tmp_path / "p.jsonl").write_text('{"turns": ["hello"]}')
+    with pytest.raises(UserError, match="no file of answers"):
+        regenerate(target, tmp_path / "p.jsonl", foreign)
+    assert foreign.read_text() == '{"something": 1}\n'
+
+
+def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_path):
+    rng = np.random.default_rng(0)
+    with open(tmp_path / "answers.jsonl", "w") as file:
+        for i in range(24):
+            row = {"id": i, "prompt_tokens": [3, 4, 5], "answer_tokens": rng.integers(2, 46, 20).tolist()}
+            file.write(json.dumps(row) + "\n")
+    settings = TrainSettings(
+        objective=dscout(4),
+        data=str(tmp_path / "answers.jsonl"),
+        run=str(tmp_path / "straight"),
+        num_layers=1,
+        block_size=4,
+        target_layer_ids=(1, 3),
+        mask_token_id=47,
+        seq_len=32,
+        batch=8,
+        num_anchors=4,
+        steps=6,
+        heldout=4,
+        eval_every=3,
+        save_every=3,
+        chunk=64,
+    )
+    _, straight = load_drafter(train(settings, target))
+    broken = dataclasses.replace(settings, run=str(tmp_path / "broken"))
+    # No time at all: stops before the first step, and saves.
+    train(broken, target, minutes=0.0)
+    kept = (tmp_path / "broken" / "metrics.jsonl").read_text()
+    assert '"loss"' not in kept
+    # The halfway checkpoint is what a kill between steps 3 and 6 would leave.
+    train(broken, target)
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "6")
+    _, resumed = load_drafter(train(broken, target))
+    jax.tree.map(np.testing.assert_array_equal, straight, resumed)
+    logged = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
+    with pytest.raises(UserError, match="learning_rate"):
+        train(dataclasses.replace(broken, learning_rate=1e-5), target)
