@@ -44,7 +44,8 @@ def init_drafter(
             return {k: copied(v, source[k]) if k in source else v for k, v in fresh.items()}
         if fresh.shape != source.shape:
             raise UserError(f"init 'target' copies {source.shape} into {fresh.shape}; use init 'fresh'")
-        return source.astype(jnp.float32)
+        # A copy even in fp32: the train state is donated, and must not take the target's buffers with it.
+        return jnp.array(source, jnp.float32, copy=True)
 
     for i in range(config.num_layers):
         params[f"layers_{i}"] = copied(params[f"layers_{i}"], target_params[f"layers_{first + i}"])
