@@ -20,9 +20,9 @@ config = TrainSettings(
     batch=4,
     num_anchors=32,
     query_budget=96,
-    steps=600,
+    steps=240,
     train_vocab="seen",
     heldout=8,
-    eval_every=200,
-    save_every=100,
+    eval_every=80,
+    save_every=40,
 )
