@@ -1,6 +1,6 @@
 """DScout drafter for SmolLM2-135M-Instruct, the embedded CPU target.
 
-Reproduces: the full DScout recipe (mixed horizons, prefix unmasking, AWL) on the CPU target; not yet run to its end.
+Reproduces: the full DScout recipe (mixed horizons, prefix unmasking, AWL); not yet run to its end.
 Hardware: a CPU with 2 cores and 8 GB of memory.
 Cost: 4000 steps of 2 to 3 seconds on 2 AVX2 cores, about three hours, answers apart.
 Commands:
