@@ -1,6 +1,6 @@
 """Acceptance on held-out answers without decoding: the walk that decoding would take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +12,13 @@ from dscout_jax.models import Drafter, embed
 from train.dataset import Batch
 
 
-def make_hits(drafter: Drafter, chunk: int = 512) -> Callable[..., jax.Array]:
+def make_hits(drafter: Drafter, block_size: int, chunk: int = 512) -> Callable[..., jax.Array]:
     """(params, embedding table, head [V, D], taps [1, S, CD], tokens [S]) -> [S, W-1] bool; jitted.
 
-    Entry [t, k-1]: drafted from the anchor at t, slot k's argmax is the text's token at t + k.
+    Entry [t, k-1]: drafted from the anchor at t, slot k's argmax is the text's token at t + k. The blocks are
+    truly `block_size` = W long: a slot sees all of its block, so a longer block's first slots differ.
     """
-    W, mask = drafter.config.block_size, drafter.config.mask_token_id
+    W, mask = block_size, drafter.config.mask_token_id
 
     @jax.jit
     def hits(params, embed_tokens, head_VxD, taps_1xSxCD, tokens_S):
@@ -37,8 +38,8 @@ def make_hits(drafter: Drafter, chunk: int = 512) -> Callable[..., jax.Array]:
     return hits
 
 
-def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray, block_size: int) -> list[int]:
-    """Accepted drafts of each round that decoding with `block_size` would take over one answer.
+def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray) -> list[int]:
+    """Accepted drafts of each round that decoding with blocks of W would take over one answer.
 
     Starts at the first answer token, counts the leading hits, jumps by acc + 1; a round ends at the
     answer's end, so `sum(acc + 1) + 1` is the answer's length.
@@ -46,7 +47,7 @@ def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray, block_size: int) -> list[i
     at, last = np.flatnonzero(answer_S)[[0, -1]]
     accepted = []
     while at < last:
-        leading = np.cumprod(hits_SxW1[at, : block_size - 1]).sum()
+        leading = np.cumprod(hits_SxW1[at]).sum()
         committed = min(int(leading) + 1, int(last - at))
         accepted.append(committed - 1)
         at += committed
@@ -54,25 +55,29 @@ def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray, block_size: int) -> list[i
 
 
 def evaluate(
-    hits: Callable[..., jax.Array],
+    hits: Mapping[int, Callable[..., jax.Array]],
     params: dict[str, Any],
     embed_tokens: dict[str, jax.Array],
     head_VxD: jax.Array,
     taps: Callable[[Batch], jax.Array],
     rows: Sequence[Batch],
-    block_size: int,
 ) -> dict[str, Any]:
-    """Walked MAT for every block size up to the drafter's, prefix survival, and accuracy over all anchors.
+    """Walked MAT for each block size of `hits` (from `make_hits`), prefix survival, accuracy over all anchors.
 
-    mat: {B: committed tokens / rounds}. survival: S_k at the full block size. slots: per-slot accuracy over
+    mat: {B: committed tokens / rounds}. survival: S_k at the largest. slots: per-slot accuracy over
     every anchor of the answers, not over rounds; it flatters and is never called MAT.
     """
-    rounds: dict[int, list[int]] = {B: [] for B in range(2, block_size + 1)}
+    block_size = max(hits)
+    rounds: dict[int, list[int]] = {B: [] for B in hits}
     right, count = np.zeros(block_size - 1), np.zeros(block_size - 1)
     for row in rows:
-        table = np.asarray(hits(params, embed_tokens, head_VxD, taps(row), row.tokens))
-        for B, found in rounds.items():
-            found += walk(table, row.answer, B)
+        features = taps(row)
+        tables = {
+            B: np.asarray(h(params, embed_tokens, head_VxD, features, row.tokens)) for B, h in hits.items()
+        }
+        for B, table in tables.items():
+            rounds[B] += walk(table, row.answer)
+        table = tables[block_size]
         first, last = np.flatnonzero(row.answer)[[0, -1]]
         for k in range(1, block_size):
             inside = table[first : max(first, last - k + 1), k - 1]

@@ -112,16 +112,16 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
     compute = make_features(module, drafter, sees_target)
     store = FeatureStore(compute, params, settings.cache_features, split)
     heldout_store = FeatureStore(compute, params, settings.cache_features, whole)
-    step, hits = make_step(drafter, settings, optimizer), make_hits(drafter, settings.chunk)
+    step = make_step(drafter, settings, optimizer)
+    sizes = sorted({max(2, config.block_size // 2), config.block_size})
+    hits = {B: make_hits(drafter, B, settings.chunk) for B in sizes}
     head = jax.device_put(target_head(target.params), whole)
 
     def score(state: TrainState) -> dict[str, Any]:
         def taps(row: Batch) -> jax.Array:
             return heldout_store(Batch(row.tokens[None], row.answer[None], row.row_ids[None])).taps
 
-        return evaluate(
-            hits, state.params, frozen.embed_tokens, head, taps, rows.heldout, settings.block_size
-        )
+        return evaluate(hits, state.params, frozen.embed_tokens, head, taps, rows.heldout)
 
     stop = {"asked": False}
     previous = signal.signal(signal.SIGTERM, lambda *_: stop.update(asked=True))

@@ -149,9 +149,9 @@ def test_walked_mat_equals_decoded_mat(overfitted, block_size):
     result = Decoder(target, params, drafter, noisy, block_size=block_size).generate([prompt], 40)[0]
     taps = make_features(target, drafter, False)(params, row.tokens[None]).taps
     args = (noisy, params["embed_tokens"], target_head(params))
-    hits = make_hits(drafter, chunk=50)
-    assert walk(np.asarray(hits(*args, taps, row.tokens)), row.answer, block_size) == result.accepted
-    scores = evaluate(hits, *args, lambda _: taps, [row], 4)
+    hits = make_hits(drafter, block_size, chunk=50)
+    assert walk(np.asarray(hits(*args, taps, row.tokens)), row.answer) == result.accepted
+    scores = evaluate({block_size: hits}, *args, lambda _: taps, [row])
     np.testing.assert_allclose(scores["mat"][str(block_size)], np.mean(result.accepted) + 1)
     assert 0 < sum(result.accepted) < 36
 
