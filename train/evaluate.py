@@ -62,7 +62,7 @@ def evaluate(
     taps: Callable[[Batch], jax.Array],
     rows: Sequence[Batch],
 ) -> dict[str, Any]:
-    """Walked MAT for each block size of `hits` (from `make_hits`), prefix survival, accuracy over all anchors.
+    """Walked MAT for each block size of `hits` (`make_hits`), prefix survival, accuracy over all anchors.
 
     mat: {B: committed tokens / rounds}. survival: S_k at the largest. slots: per-slot accuracy over
     every anchor of the answers, not over rounds; it flatters and is never called MAT.
