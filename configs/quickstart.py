@@ -2,7 +2,7 @@
 
 Reproduces: the table of `make quickstart`.
 Hardware: a CPU with 2 cores and 8 GB of memory.
-Cost: about 20 minutes from nothing, answers and comparison included.
+Cost: not yet measured from nothing; training is cut at `--minutes`, answers and comparison come on top.
 Command: make quickstart, or `dscout quickstart`.
 """
 

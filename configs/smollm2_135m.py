@@ -2,7 +2,7 @@
 
 Reproduces: the full DScout recipe (mixed horizons, prefix unmasking, AWL); not yet run to its end.
 Hardware: a CPU with 2 cores and 8 GB of memory.
-Cost: 4000 steps of 2 to 3 seconds on 2 AVX2 cores, about three hours, answers apart.
+Cost: not yet measured.
 Commands:
     dscout regenerate PROMPTS.jsonl runs/smollm2_135m/answers.jsonl
     dscout train configs/smollm2_135m.py
