@@ -120,9 +120,11 @@ class Bench:
     """Prompts of each file."""
     plain_rows: int | None = None
     """Form of the plain baseline; default: the faster of 1 and 2 by trial."""
+    same_program: Literal["best", "all", "none"] = "best"
+    """Sizes at which plain decoding also runs through the speculative program (exact identity in bf16)."""
     thinking: bool | None = None
     out: Path = Path("runs/benchmark")
-    """records.jsonl, rows.json, report.md and report.png."""
+    """records.jsonl, rows.json, report.json, report.md and report.png."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
@@ -130,7 +132,24 @@ class Bench:
         from infer.report import report
 
         benchmark(BenchmarkSettings(**dataclasses.asdict(self)))
-        print(report(self.out))
+        print(report([self.out], self.out / "report"))
+
+
+@dataclasses.dataclass
+class Report:
+    """One table, plot and JSON of several benchmarks on the same machine."""
+
+    folders: Word[tuple[Path, ...]]
+    """Folders that `dscout bench` wrote."""
+    out: Path = Path("runs/report")
+    """Without an ending; .json, .md and .png are added."""
+    metrics: Path | None = None
+    """metrics.jsonl of a training run, to plot its loss too."""
+
+    def __call__(self) -> None:
+        from infer.report import report
+
+        print(report(self.folders, self.out, self.metrics))
 
 
 @dataclasses.dataclass
@@ -159,6 +178,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "generate": Generate,
     "bench": Bench,
     "bench-latency": BenchLatency,
+    "report": Report,
 }
 
 

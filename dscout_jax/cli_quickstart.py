@@ -28,7 +28,9 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
     drafter = train(settings, target, minutes)
     print("4/4 plain against speculative decoding on prompts that were held out", flush=True)
     # bf16 shows the speed; fp32, where a token's bits do not depend on its company, shows the identity.
-    for dtype in ("bfloat16", "float32"):
+    folders = [run / "comparison" / dtype for dtype in ("bfloat16", "float32")]
+    for folder in folders:
+        dtype = folder.name
         comparison = BenchmarkSettings(
             prompts=(builtin_path("heldout"),),
             drafter=drafter,
@@ -36,10 +38,11 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
             block_sizes=(2, settings.block_size),
             max_new_tokens=48,
             limit=6,
-            out=run / "comparison" / dtype,
+            same_program="best" if dtype == "bfloat16" else "none",
+            out=folder,
             cache_dir=cache_dir,
         )
         benchmark(comparison, log=lambda line: print(f"  {line}", flush=True))
-        print(report(comparison.out, metrics=run / "metrics.jsonl"), flush=True)
-    print(f"plots: {run / 'comparison'}/*/report.png\ndrafter: {drafter}")
+    print(report(folders, run / "report", run / "metrics.jsonl"))
+    print(f"table, plot and JSON: {run / 'report'}.md, .png, .json\ndrafter: {drafter}")
     print(f'try: dscout generate "Why is the sky blue?" --drafter {drafter}')

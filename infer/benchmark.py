@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from infer.machine import describe
 from infer.records import Records, read_jsonl
 
 Log = Callable[[str], object]
+SameProgram = Literal["best", "all", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,8 @@ class BenchmarkSettings:
     limit: prompts of each file, from its start; None: all.
     max_prompt_tokens: longer prompts are left out, and counted.
     plain_rows: rows that plain decoding computes (see Decoder); None: the faster of 1 and 2, by trial.
-    same_program: also decodes plainly through the speculative program and compares; None: in bf16 only.
+    same_program: at which sizes plain decoding also runs through the speculative program, for an identity
+        that does not hang on the kernels' shape: each dataset's "best" (by speed-up), "all" or "none".
     out: folder of records.jsonl (a line a measurement; a second run goes on from it) and rows.json.
     """
 
@@ -45,7 +47,7 @@ class BenchmarkSettings:
     limit: int | None = None
     max_prompt_tokens: int = 1024
     plain_rows: int | None = None
-    same_program: bool | None = None
+    same_program: SameProgram = "best"
     thinking: bool | None = None
     out: Path = Path("runs/benchmark")
     cache_dir: Path | None = None
@@ -58,7 +60,6 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     )
     sizes = settings.block_sizes or (full.block_size,)
     decoders = {size: full if size == full.block_size else resize(full, size) for size in sizes}
-    same = settings.dtype != "float32" if settings.same_program is None else settings.same_program
     setup = {
         "target": loaded.fingerprint,
         "drafter": _fingerprint(full.weights.drafter),
@@ -69,7 +70,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     }
     digest = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()[:16]
     records = Records(settings.out / "records.jsonl", digest)
-    bench = Bench(records, full, decoders, settings.max_new_tokens, same, settings.plain_rows)
+    bench = Bench(records, full, decoders, settings.max_new_tokens, settings.plain_rows)
     rows = []
     for path in settings.prompts:
         texts = [_first_turn(row, path) for row in read_jsonl(path)][: settings.limit]
@@ -78,6 +79,13 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
         for done, (index, prompt) in enumerate(kept.items(), start=1):
             bench.measure(path.stem, index, prompt)
             log(f"{path.stem} {done}/{len(kept)}: {bench.line(path.stem, index)}")
+        checked = list(decoders) if settings.same_program == "all" else []
+        if settings.same_program == "best":
+            checked = [max(decoders, key=lambda size: bench.row(path.stem, list(kept), size)["speedup"])]
+        for size in checked:
+            log(f"{path.stem}: plain decoding through the program of B={size}")
+            for index, prompt in kept.items():
+                bench.check_same_program(path.stem, index, prompt, size)
         for size in decoders:
             row = {
                 "dataset": path.stem,
@@ -106,11 +114,9 @@ class Bench:
         full: Decoder,
         decoders: dict[int, Decoder],
         max_new_tokens: int,
-        same_program: bool,
         plain_rows: int | None = None,
     ) -> None:
         self.records, self.decoders, self.budget = records, decoders, max_new_tokens
-        self.same_program = same_program
         self._forms = {rows: full.plain(rows) for rows in ((1, 2) if plain_rows is None else (plain_rows,))}
         self._plain_rows = plain_rows
         self._gap = make_gap(full.target)
@@ -135,28 +141,37 @@ class Bench:
 
     def measure(self, dataset: str, index: int, prompt: Sequence[int]) -> None:
         """Measures every mode of one prompt that is missing, the modes next to one another in time."""
-        jobs = [("plain", 0, self._forms[self.plain_rows(prompt)], None)]
-        jobs += [("speculative", size, decoder, None) for size, decoder in self.decoders.items()]
-        if self.same_program:
-            jobs += [("same_program", size, decoder, 1) for size, decoder in self.decoders.items()]
+        jobs = [("plain", 0, self._forms[self.plain_rows(prompt)])]
+        jobs += [("speculative", size, decoder) for size, decoder in self.decoders.items()]
         jobs = [job for job in jobs if (dataset, index, *job[:2]) not in self.records]
         # Every other prompt runs in the other order, so that drift of the machine favours no mode.
-        for mode, size, decoder, live_slots in jobs if index % 2 == 0 else jobs[::-1]:
+        for mode, size, decoder in jobs if index % 2 == 0 else jobs[::-1]:
             if id(decoder) not in self._warm:
-                decoder.generate([prompt], min(8, self.budget), live_slots=live_slots)
+                decoder.generate([prompt], min(8, self.budget))
                 self._warm.add(id(decoder))
-            [g] = decoder.generate([prompt], self.budget, live_slots=live_slots)
-            row = {
-                "prompt_tokens": len(prompt),
-                "tokens": g.tokens,
-                "accepted": g.accepted,
-                "finish": g.finish,
-                "prefill_seconds": g.prefill_seconds,
-                "decode_seconds": g.decode_seconds,
-            }
-            self.records.add((dataset, index, mode, size), row)
+            self._record((dataset, index, mode, size), decoder, prompt)
         for size in self.decoders:
             self._compare(dataset, index, prompt, size)
+
+    def check_same_program(self, dataset: str, index: int, prompt: Sequence[int], size: int) -> None:
+        """Decodes one prompt plainly through the program that speculates with `size` slots."""
+        key = (dataset, index, "same_program", size)
+        if key not in self.records:
+            self._record(key, self.decoders[size], prompt, live_slots=1)
+
+    def _record(
+        self, key: tuple, decoder: Decoder, prompt: Sequence[int], live_slots: int | None = None
+    ) -> None:
+        [g] = decoder.generate([prompt], self.budget, live_slots=live_slots)
+        row = {
+            "prompt_tokens": len(prompt),
+            "tokens": g.tokens,
+            "accepted": g.accepted,
+            "finish": g.finish,
+            "prefill_seconds": g.prefill_seconds,
+            "decode_seconds": g.decode_seconds,
+        }
+        self.records.add(key, row)
 
     def _compare(self, dataset: str, index: int, prompt: Sequence[int], size: int) -> None:
         """Where the two outputs part, how close the two best logits were there."""
@@ -206,7 +221,7 @@ class Bench:
             "logit_gap_median": float(np.median(gaps)) if gaps else None,
             "logit_gap_max": max(gaps) if gaps else None,
         }
-        if self.same_program:
+        if all((dataset, i, "same_program", size) in self.records for i in indices):
             same = all_of("same_program", size)
             equal = sum(a["tokens"] == b["tokens"] for a, b in zip(same, spec, strict=True))
             row["identical_same_program"] = equal

@@ -9,6 +9,12 @@ from dscout_jax.errors import UserError
 
 Row = dict[str, Any]
 
+DEFINITIONS = """tok/s: tokens of all rounds / their seconds; prefill, its token and compilation are left
+out on both sides. Speed-up: their ratio. MAT: committed tokens / rounds; tau: mean over answers of the
+answer's own. Identical: answers equal to plain decoding's, token for token; (same program): to plain
+decoding through the very program that speculates. Acceptance by slot: share of rounds whose first k
+drafts were all committed."""
+
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table, a line for each dataset, dtype and block size."""
@@ -91,20 +97,30 @@ def _losses(metrics: str | Path | None) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
 
 
-def report(folder: str | Path, metrics: str | Path | None = None) -> str:
-    """Reads rows.json of a benchmark's folder; writes report.md and report.png beside it.
+def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path | None = None) -> str:
+    """Puts benchmarks of one machine together: writes out.json, out.md and out.png, returns the text.
 
     Raises:
-        UserError: no rows.json there.
+        UserError: a folder without rows.json, or folders measured on unlike machines.
     """
-    folder = Path(folder)
-    if not (folder / "rows.json").is_file():
-        raise UserError(f"{folder} has no rows.json; run the benchmark with --out {folder} first")
-    document = json.loads((folder / "rows.json").read_text())
-    machine, rows = document["machine"], document["rows"]
-    text = f"{table(rows)}\n\n{_machine(machine)}\n\n![acceptance and speed-up](report.png)\n"
-    plot(rows, folder / "report.png", metrics)
-    (folder / "report.md").write_text(text)
+    documents = []
+    for folder in map(Path, folders):
+        if not (folder / "rows.json").is_file():
+            raise UserError(f"{folder} has no rows.json; run the benchmark with --out {folder} first")
+        documents.append(json.loads((folder / "rows.json").read_text()))
+    machine = documents[0]["machine"]
+    for folder, document in zip(folders, documents, strict=True):
+        if document["machine"] != machine:
+            raise UserError(f"{folders[0]} and {folder} were measured on unlike machines; report them apart")
+    rows = [row for document in documents for row in document["rows"]]
+    out = Path(out)
+    image = out.with_suffix(".png")
+    text = (
+        f"{table(rows)}\n\n{DEFINITIONS}\n\n{_machine(machine)}\n\n![acceptance and speed-up]({image.name})\n"
+    )
+    plot(rows, image, metrics)
+    out.with_suffix(".json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    out.with_suffix(".md").write_text(text)
     return text
 
 

@@ -72,6 +72,7 @@ def factorized_loss(
         take(blocks.labels.reshape(B, N * W)).reshape(B * R),
         target_hidden,
         chunk,
+        logp_gradient=bool(objective.chain),
     )
 
     def put(values_M):

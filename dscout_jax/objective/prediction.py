@@ -1,7 +1,7 @@
 """Prediction loss: what a slot pays for its distribution q against the true token y or the target's p.
 
-A prediction is a function `(logq, logp, labels) -> loss` of a few rows; `rows` runs it in chunks with
-recomputation, so neither q nor p ever exists for a whole batch.
+A prediction is a function `(logq, logp, labels) -> loss` of a few rows; `rows` runs it in chunks and keeps
+each row's loss and gradient, so neither q nor p ever exists for a whole batch.
 """
 
 import dataclasses
@@ -75,15 +75,17 @@ def rows(
     labels_M: jax.Array,
     target_hidden_MxD: jax.Array | None = None,
     chunk: int = 1024,
+    logp_gradient: bool = False,
 ) -> Rows:
     """Loss, log-probability of the label and greedy hit of every row.
 
     Args:
-        hidden_MxD: of the drafter, after its final norm; gradients flow here only.
+        hidden_MxD: of the drafter, after its final norm; gradients flow here only, and only from `loss`.
         head_VxD: the target's head, frozen.
         target_hidden_MxD: the target's, at the position before each label; needed when the prediction
             sees the target.
-        chunk: rows worked on at a time; chunk x V logits exist at once, forward and backward.
+        chunk: rows worked on at a time; chunk x V logits exist at once.
+        logp_gradient: lets gradients flow from `logp` too.
     """
     if prediction.sees_target and target_hidden_MxD is None:
         raise UserError("this prediction compares with the target: pass the target's hidden states")
@@ -92,26 +94,38 @@ def rows(
     chunk = min(chunk, M)
     pad = -M % chunk
 
-    @jax.checkpoint
     def work(part):
         hidden, labels, target_hidden = part
-        logq = jax.nn.log_softmax(ops.head_logits(hidden, head), axis=-1)
         logp, overlap, target_logp = None, None, None
         if prediction.sees_target:
-            target_hidden = jax.lax.stop_gradient(target_hidden)
             logp = jax.nn.log_softmax(ops.head_logits(target_hidden, head), axis=-1)
-            overlap, target_logp = 1.0 - _tv(logq, logp, labels), _label(logp, labels)
-        loss = prediction.loss(logq, logp, labels)
-        hit = jnp.argmax(logq, axis=-1) == labels
-        return Rows(loss, _label(logq, labels), hit, overlap, target_logp)
 
-    seen = target_hidden_MxD if prediction.sees_target else None
-    parts = (hidden_MxD, labels_M, seen)
-    if pad or chunk < M:
-        split = jax.tree.map(
-            lambda a: jnp.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, chunk, *a.shape[1:]),
-            parts,
-        )
-        out = jax.lax.map(work, split)
-        return jax.tree.map(lambda a: a.reshape(-1)[:M], out)
-    return work(parts)
+        def scores(hidden):
+            logq = jax.nn.log_softmax(ops.head_logits(hidden, head), axis=-1)
+            return (prediction.loss(logq, logp, labels), _label(logq, labels)), logq
+
+        (loss, label_logp), pull, logq = jax.vjp(scores, hidden, has_aux=True)
+        if prediction.sees_target:
+            overlap, target_logp = 1.0 - _tv(logq, logp, labels), _label(logp, labels)
+        hit = jnp.argmax(logq, axis=-1) == labels
+        out = Rows(loss, label_logp, hit, overlap, target_logp)
+        # Each row's loss depends on that row alone, so its gradient is known now, while its logits exist:
+        # two products with the head, where a recomputing backward pass would take three.
+        one, none = jnp.ones_like(loss), jnp.zeros_like(loss)
+        return out, pull((one, none))[0], pull((none, one))[0] if logp_gradient else None
+
+    parts = (hidden_MxD, labels_M, target_hidden_MxD if prediction.sees_target else None)
+    parts = jax.lax.stop_gradient(parts)
+    split = jax.tree.map(
+        lambda a: jnp.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, chunk, *a.shape[1:]), parts
+    )
+    out = jax.lax.map(work, split)
+    out, loss_slope, logp_slope = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:M], out)
+    out = out._replace(loss=_linear(out.loss, loss_slope, hidden_MxD))
+    return out._replace(logp=_linear(out.logp, logp_slope, hidden_MxD)) if logp_gradient else out
+
+
+def _linear(value_M: jax.Array, slope_MxD: jax.Array, hidden_MxD: jax.Array) -> jax.Array:
+    """`value`, with `slope` as its gradient in `hidden`."""
+    zero_MxD = (hidden_MxD - jax.lax.stop_gradient(hidden_MxD)).astype(jnp.float32)
+    return jax.lax.stop_gradient(value_M) + (zero_MxD * slope_MxD.astype(jnp.float32)).sum(-1)

@@ -15,6 +15,16 @@ def _values(p: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("...ms,...sk->...mk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
 
+def _scores_by_sums(q: jax.Array, k: jax.Array) -> jax.Array:
+    """`_scores` without a product: XLA:CPU packs k anew for every few rows of q, which costs more."""
+    q32, k32 = q.astype(jnp.float32), k.astype(jnp.float32)
+    return (q32[..., :, None, :] * k32[..., None, :, :]).sum(-1) * q.shape[-1] ** -0.5
+
+
+def _values_by_sums(p: jax.Array, v: jax.Array) -> jax.Array:
+    return (p[..., :, :, None] * v.astype(jnp.float32)[..., None, :, :]).sum(-2)
+
+
 def cached_attention(
     q_BxTxHxK: jax.Array, k_BxGxSxK: jax.Array, v_BxGxSxK: jax.Array, positions_BxT: jax.Array
 ) -> jax.Array:
@@ -27,9 +37,11 @@ def cached_attention(
     G, S = k_BxGxSxK.shape[1:3]
     q = q_BxTxHxK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B, G, H // G * T, K)
     visible_BxTxS = jnp.arange(S) <= positions_BxT[..., None]
-    scores = _scores(q.astype(k_BxGxSxK.dtype), k_BxGxSxK).reshape(B, G, H // G, T, S)
+    one_token = T == 1 and B > 1 and jax.default_backend() == "cpu"
+    score, combine = (_scores_by_sums, _values_by_sums) if one_token else (_scores, _values)
+    scores = score(q.astype(k_BxGxSxK.dtype), k_BxGxSxK).reshape(B, G, H // G, T, S)
     p = jax.nn.softmax(jnp.where(visible_BxTxS[:, None, None], scores, _MASKED), axis=-1)
-    out = _values(p.reshape(B, G, H // G * T, S), v_BxGxSxK)
+    out = combine(p.reshape(B, G, H // G * T, S), v_BxGxSxK)
     out = out.reshape(B, G, H // G, T, K).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, T, H, K).astype(q_BxTxHxK.dtype)
 

@@ -31,6 +31,7 @@ def settings(folders, prompt_file, tmp_path):
         max_new_tokens=8,
         max_prompt_tokens=200,
         plain_rows=1,
+        same_program="none",
         out=tmp_path / "out",
     )
 
@@ -58,9 +59,18 @@ def test_rows_resume_and_report(settings, tmp_path):
     assert len(keys) == len(set(keys)) == 3 * 3
     assert [row["mat"] for row in again] == [row["mat"] for row in rows]
 
-    text = report(settings.out)
-    assert text.count("\n| questions |") == 2 and "3/3" in text
-    assert (settings.out / "report.png").stat().st_size > 1000
+    text = report([settings.out, settings.out], tmp_path / "both")
+    assert text.count("\n| questions |") == 4 and "3/3" in text
+    assert (tmp_path / "both.png").stat().st_size > 1000
+    document = json.loads((tmp_path / "both.json").read_text())
+    assert [row["block_size"] for row in document["rows"]] == [2, 4, 2, 4]
+
+    other = settings.out.with_name("other")
+    other.mkdir()
+    document["machine"]["cpu"] = "another"
+    (other / "rows.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match="unlike machines"):
+        report([settings.out, other], tmp_path / "no")
     assert json.loads((settings.out / "rows.json").read_text())["machine"]["backend"] == "cpu"
 
 
@@ -75,7 +85,7 @@ def test_records_of_another_setup_are_kept_but_not_seen(tmp_path):
 
 
 def test_bf16_is_identical_through_the_same_program(settings):
-    options = dict(dtype="bfloat16", plain_rows=None, block_sizes=(4,), limit=2)
+    options = dict(dtype="bfloat16", plain_rows=None, limit=2, same_program="all")
     for row in benchmark(dataclasses.replace(settings, **options), str):
         assert row["identical_same_program"] == row["n"] == 2
         assert row["identical"] + round(row["divergence_rate"] * row["n"]) == row["n"]
@@ -102,4 +112,4 @@ def test_wrong_inputs_are_named(settings, tmp_path):
     with pytest.raises(UserError, match="turns"):
         benchmark(dataclasses.replace(settings, prompts=(bad,)), str)
     with pytest.raises(UserError, match=r"rows\.json"):
-        report(tmp_path)
+        report([tmp_path], tmp_path / "no")
