@@ -4,8 +4,8 @@
     python benchmarks/against_pytorch.py --out docs/results/against-pytorch
 
 Both sides run a forward of T tokens after a context of 256, head and argmax included; ours inside the loop
-that decoding uses, theirs eagerly with a DynamicCache, as transformers' own generation does. Sides take turns,
-so that a slow spell of the machine falls on both; figures are medians in milliseconds.
+that decoding uses, theirs eagerly with a DynamicCache, as transformers' own generation does. Sides take turns
+(a slow spell of the machine falls on both); figures are medians in milliseconds.
 """
 
 import argparse

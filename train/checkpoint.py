@@ -1,4 +1,4 @@
-"""Checkpoints of a run: train state, data position and the contract that a resume must keep."""
+"""Checkpoints of a run: train state, position and the contract that a resume must keep."""
 
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,20 @@ class Checkpoints:
         folder = (Path(run) / "checkpoints").resolve()
         self._manager = ocp.CheckpointManager(folder, options=options)
 
-    def save(self, state: TrainState, data: dict[str, Any], contract: dict[str, Any]) -> None:
-        """Starts writing the state at its step."""
+    def save(self, state: TrainState, position: dict[str, Any], contract: dict[str, Any]) -> None:
+        """Starts writing the state at its step; `position` is JSON: where data and clock stand."""
         step = int(state.step)
         if step in self._manager.all_steps():
             return
         parts = ocp.args.Composite(
             state=ocp.args.StandardSave(state._asdict()),
-            data=ocp.args.JsonSave(data),
+            position=ocp.args.JsonSave(position),
             contract=ocp.args.JsonSave(contract),
         )
         self._manager.save(step, args=parts)
 
     def restore(self, like: TrainState, contract: dict[str, Any]) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest state and its data position; None when there is none.
+        """The newest state and its position; None when there is none.
 
         Raises:
             UserError: the run was made under another contract; the fields that differ are named.
@@ -50,9 +50,9 @@ class Checkpoints:
                 "name another run folder"
             )
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
-        parts = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), data=ocp.args.JsonRestore())
+        parts = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), position=ocp.args.JsonRestore())
         found = self._manager.restore(step, args=parts)
-        return TrainState(**found["state"]), found["data"]
+        return TrainState(**found["state"]), found["position"]
 
     def wait(self) -> None:
         """Until everything is on disk."""

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,53 @@ class FeatureStore:
             if self._keep:
                 host = jax.tree.map(np.asarray, found)
                 for place, i in enumerate(ids):
-                    self._rows[i] = jax.tree.map(lambda a, p=place: a[p].copy(), host)
+                    # No block looks past the answer's end.
+                    end = int(np.flatnonzero(batch.answer[place])[-1]) + 1
+                    self._rows[i] = jax.tree.map(lambda a, p=place, e=end: a[p, :e].copy(), host)
             return found
-        rows = [self._rows[i] for i in ids]
+        S = batch.tokens.shape[1]
+        rows = [jax.tree.map(lambda a: np.pad(a, ((0, S - len(a)), (0, 0))), self._rows[i]) for i in ids]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *rows), self._sharding)
+
+
+class Log:
+    """metrics.jsonl of a run at step `at`; lines of later steps are forgotten, since they come again."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= at]
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends one line, at once."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class Termination:
+    """Notes a SIGTERM in place of dying of it, where signals can be caught: in the main thread."""
+
+    asked = False
+
+    def __enter__(self) -> "Termination":
+        self._catches = threading.current_thread() is threading.main_thread()
+        if self._catches:
+            self._previous = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def _note(self, *_: object) -> None:
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._catches:
+            signal.signal(signal.SIGTERM, self._previous)
 
 
 def drafter_config(settings: TrainSettings, target: LoadedTarget) -> DrafterConfig:
@@ -74,13 +118,12 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
 
     Args:
         target: already loaded; None loads `settings.target`.
-        minutes: stops after this long at the latest, evaluates and saves; a later run goes on.
+        minutes: bound on the time spent training, over all calls; the learning rate comes down with it.
     Returns:
         The drafter's folder.
     Raises:
         UserError: before any work, for data, shapes or a run folder that do not fit.
     """
-    begun = time.monotonic()
     run = Path(settings.run)
     rows = load_rows(settings.data, settings.seq_len, settings.heldout)
     dtype = jnp.dtype(settings.dtype)
@@ -103,9 +146,11 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
     data = batches(rows.train, settings.batch, settings.seed)
     checkpoints = Checkpoints(run, settings.keep)
     restored = checkpoints.restore(state, contract)
+    before = 0.0
     if restored:
-        state = jax.device_put(restored[0], whole)
-        data.set_state(restored[1])
+        state, position = jax.device_put(restored[0], whole), restored[1]
+        data.set_state(position["data"])
+        before = position["seconds"]
 
     frozen = jax.device_put(_frozen(target.params, settings, rows.train, target.config.vocab_size), whole)
     sees_target = settings.objective.prediction.sees_target
@@ -123,50 +168,52 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
 
         return evaluate(hits, state.params, frozen.embed_tokens, head, taps, rows.heldout)
 
-    stop = {"asked": False}
-    previous = signal.signal(signal.SIGTERM, lambda *_: stop.update(asked=True))
+    begun = time.monotonic()
+
+    def spent() -> float:
+        return before + time.monotonic() - begun
+
+    def progress() -> float:
+        by_time = spent() / max(minutes * 60, 1e-9) if minutes is not None else 0.0
+        return min(max((at + 1) / (settings.steps + 1), by_time), 1.0)
+
+    def save() -> None:
+        checkpoints.save(state, {"data": data.get_state(), "seconds": spent()}, contract)
+
     last, scores = None, None
     at = int(state.step)
     if at == 0:
         _show_sample(rows.train[0], target)
     bar = tqdm(total=settings.steps, initial=at, desc="train", disable=None)
-    with open(run / "metrics.jsonl", "a", encoding="utf-8") as log:
-
-        def write(record: dict[str, Any]) -> None:
-            log.write(json.dumps(record) + "\n")
-            log.flush()
-
-        while at < settings.steps and not stop["asked"]:
-            if minutes is not None and time.monotonic() - begun > minutes * 60:
-                break
+    with Log(run / "metrics.jsonl", at) as log, Termination() as stop:
+        while at < settings.steps and progress() < 1.0 and not stop.asked:
             batch = next(data)
             features = store(batch)
             arrays = jax.device_put((batch.tokens, batch.answer, batch.row_ids), split)
-            state, metrics = step(state, frozen, features, *arrays)
+            state, metrics = step(state, frozen, progress(), features, *arrays)
             at += 1
             # Fetched one step late, so that the host never waits for the step it has just sent off.
             if last is not None:
-                write(_record(at - 1, last))
+                log.write(_record(at - 1, last))
                 bar.set_postfix(loss=f"{float(last['loss']):.3f}", refresh=False)
             last = metrics
             bar.update()
             if rows.heldout and at % settings.eval_every == 0:
                 scores = score(state)
-                write({"step": at, "eval": scores})
+                log.write({"step": at, "eval": scores})
                 bar.write(f"step {at}: held-out MAT {scores['mat'][str(settings.block_size)]:.3f}")
             if at % settings.save_every == 0:
-                checkpoints.save(state, data.get_state(), contract)
+                save()
         if last is not None:
-            write(_record(at, last))
+            log.write(_record(at, last))
+        save()
+        checkpoints.close()
+        bar.close()
+        if stop.asked:
+            raise SystemExit(0)
         if rows.heldout:
             scores = score(state)
-            write({"step": at, "eval": scores})
-    bar.close()
-    checkpoints.save(state, data.get_state(), contract)
-    checkpoints.close()
-    signal.signal(signal.SIGTERM, previous)
-    if stop["asked"]:
-        raise SystemExit(0)
+            log.write({"step": at, "eval": scores})
     provenance = {
         "target": target.name,
         "target_fingerprint": target.fingerprint,
@@ -196,6 +243,7 @@ def _record(step: int, metrics: dict[str, jax.Array]) -> dict[str, Any]:
         "step": step,
         "time": round(time.time(), 3),
         "loss": float(host["loss"]),
+        "learning_rate": float(host["learning_rate"]),
         "grad_norm": float(host["grad_norm"]),
         "blocks": int(host["blocks"]),
         "included": host["included"].tolist(),

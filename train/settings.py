@@ -1,6 +1,7 @@
 """What a config file says: one frozen dataclass, checked on construction."""
 
 import dataclasses
+import inspect
 import runpy
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,6 @@ class TrainSettings:
     objective: the three factors of the loss.
     target: a Hugging Face folder, or the embedded "smollm2-135m".
     data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
-    prompts, answer_tokens, answer_batch: when `data` is missing it is first made from these prompts.
     num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
     init: "target" starts from the target's last layers, "fresh" from noise.
     seq_len: tokens a row is cut and padded to. batch: rows a step, in `accumulation` parts.
@@ -34,9 +34,6 @@ class TrainSettings:
     data: str
     run: str
     target: str = "smollm2-135m"
-    prompts: str | None = None
-    answer_tokens: int = 160
-    answer_batch: int = 32
     num_layers: int = 2
     block_size: int = 8
     target_layer_ids: tuple[int, ...] | None = None
@@ -90,11 +87,19 @@ class TrainSettings:
             "heldout num_anchors query_budget steps learning_rate warmup clip weight_decay seed dtype "
             "train_vocab"
         )
-        return {n: _plain(getattr(self, n)) for n in names.split()} | {"objective": self.objective.name}
+        return {n: _plain(getattr(self, n)) for n in [*names.split(), "objective"]}
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    """As JSON that two equal settings share; a function is its name and the options it was made with."""
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if callable(value):
+        made_with = inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
+        return {getattr(value, "__qualname__", repr(value)): {k: _plain(v) for k, v in made_with.items()}}
+    return value
 
 
 def load_settings(path: str | Path) -> TrainSettings:

@@ -42,13 +42,23 @@ class Features(NamedTuple):
 
 
 def make_optimizer(settings: TrainSettings) -> optax.GradientTransformation:
-    """AdamW with warm-up, cosine to zero and clipping by global norm."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, max(1, round(settings.warmup * settings.steps)), max(2, settings.steps)
-    )
+    """AdamW behind clipping by global norm, for a learning rate of -1: the step scales its updates."""
     return optax.chain(
-        optax.clip_by_global_norm(settings.clip), optax.adamw(schedule, weight_decay=settings.weight_decay)
+        optax.clip_by_global_norm(settings.clip),
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(settings.weight_decay),
     )
+
+
+def learning_rate(settings: TrainSettings, progress: jax.Array) -> jax.Array:
+    """Linear warm-up over the first `warmup` of the run, then a cosine to 0.
+
+    Args:
+        progress: 0..1, the share of the run that is over, by steps or by time.
+    """
+    warmup = max(settings.warmup, 1e-6)
+    falling = 0.5 * (1 + jnp.cos(jnp.pi * (progress - warmup) / (1 - warmup)))
+    return settings.learning_rate * jnp.where(progress < warmup, progress / warmup, falling)
 
 
 def fresh_state(
@@ -76,8 +86,9 @@ def make_features(target: Target, drafter: Drafter, sees_target: bool) -> Callab
 def make_step(
     drafter: Drafter, settings: TrainSettings, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """(state, frozen, features, tokens, answer, row_ids) -> (state, metrics); jitted, state donated.
+    """(state, frozen, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
 
+    `progress` in 0..1 sets the learning rate.
     Loss and gradient are quotients of sums over the whole batch: all devices, all accumulation parts.
     A step whose loss or gradient is not finite changes nothing and is counted; so does one without a
     supervised slot, uncounted.
@@ -113,7 +124,7 @@ def make_step(
         )
         return out.numerator, (out.denominator, out.slots, blocks.keep.sum())
 
-    def step(state: TrainState, frozen: Frozen, features: Features, tokens, answer, row_ids):
+    def step(state: TrainState, frozen: Frozen, progress, features: Features, tokens, answer, row_ids):
         key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
         grad = jax.value_and_grad(sums, has_aux=True)
         parts = (features, tokens, answer, row_ids)
@@ -133,13 +144,16 @@ def make_step(
         loss, grads = numerator * scale, jax.tree.map(lambda g: g * scale, grads)
         norm = optax.global_norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        rate = learning_rate(settings, progress)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates = jax.tree.map(lambda u: -rate * u, updates)
         proposed = (optax.apply_updates(state.params, updates), opt_state)
         use = finite & (denominator > 0)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(use, new, old), proposed, (state.params, state.opt_state)
         )
         metrics = {"loss": loss, "grad_norm": norm, "blocks": blocks, "denominator": denominator}
+        metrics["learning_rate"] = rate
         metrics |= {"slot_loss" if name == "loss" else name: value for name, value in slots.items()}
         return TrainState(params, opt_state, state.step + 1, state.skipped + ~finite), metrics
 

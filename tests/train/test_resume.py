@@ -106,6 +106,6 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
     _, resumed = load_drafter(train(broken, target))
     jax.tree.map(np.testing.assert_array_equal, straight, resumed)
     logged = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
+    assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match="learning_rate"):
         train(dataclasses.replace(broken, learning_rate=1e-5), target)

@@ -15,11 +15,14 @@ from dscout_jax.errors import UserError
 from dscout_jax.initialise import init_drafter
 from dscout_jax.models import Drafter, Target, target_head
 from dscout_jax.objective import dflash, dscout
+from dscout_jax.objective.inclusion import prefix_unmasking
+from dscout_jax.objective.prediction import ce, mixture, tv
+from dscout_jax.objective.weighting import awl
 from dscout_jax.sharding import BATCH, make_mesh
 from train.dataset import Batch, batches, load_rows, stack
 from train.evaluate import evaluate, make_hits, walk
 from train.settings import TrainSettings
-from train.step import Frozen, fresh_state, make_features, make_optimizer, make_step
+from train.step import Frozen, fresh_state, learning_rate, make_features, make_optimizer, make_step
 
 CONFIG = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, False, (1,))
 B, S = 8, 48
@@ -67,8 +70,8 @@ def run_steps(settings, target, params, drafter, batch, count=1, state=None, sha
     if sharding is not None:
         arrays = jax.device_put(arrays, sharding)
     state = state or start(settings, drafter, params)
-    for _ in range(count):
-        state, metrics = step(state, frozen, *arrays)
+    for i in range(count):
+        state, metrics = step(state, frozen, (i + 1) / (settings.steps + 1), *arrays)
     return state, metrics, step
 
 
@@ -117,7 +120,7 @@ def test_unlike_batches_compile_once():
     frozen = Frozen(params["embed_tokens"], target_head(params), None)
     for seed in range(5):
         batch = random_batch(seed)
-        state, _ = step(state, frozen, features(params, batch.tokens), *batch)
+        state, _ = step(state, frozen, 0.5, features(params, batch.tokens), *batch)
     assert step._cache_size() == 1
 
 
@@ -190,6 +193,23 @@ def test_rows_supervise_the_answer_and_its_end_token_and_iterate_exactly(tmp_pat
     np.testing.assert_array_equal(ahead, [next(second).row_ids for _ in range(5)])
     with pytest.raises(UserError, match="none is left"):
         load_rows(tmp_path / "a.jsonl", S, heldout=20)
+
+
+def test_learning_rate_rises_and_comes_down_to_zero():
+    settings, *_ = make(learning_rate=2.0, warmup=0.1)
+    rates = [float(learning_rate(settings, p)) for p in (0.0, 0.05, 0.1, 0.55, 1.0)]
+    np.testing.assert_allclose(rates, [0.0, 1.0, 2.0, 1.0, 0.0], atol=1e-6)
+
+
+def test_contract_tells_options_of_an_objective_apart():
+    def contract(**options):
+        objective = dataclasses.replace(dscout(4), **options)
+        return json.loads(json.dumps(make(objective=objective)[0].contract()["objective"]))
+
+    assert contract() == contract()
+    assert contract(weighting=awl(eps=0.25)) != contract(weighting=awl(eps=0.5)) == contract()
+    assert contract(unmask=prefix_unmasking(rho=0.1)) != contract()
+    assert contract(prediction=mixture([(0.5, ce), (0.5, tv)])) != contract(prediction=mixture([(0.5, ce)]))
 
 
 def test_settings_refuse_what_does_not_fit():
