@@ -63,6 +63,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     setup = {
         "target": loaded.fingerprint,
         "drafter": _fingerprint(full.weights.drafter),
+        "draft_ids": len(full.draft_ids or ()),
         "dtype": settings.dtype,
         "max_new_tokens": settings.max_new_tokens,
         "thinking": settings.thinking,
@@ -243,6 +244,7 @@ def resize(decoder: Decoder, block_size: int) -> Decoder:
         decoder.weights.drafter,
         stop_ids=decoder.stop_ids,
         block_size=block_size,
+        draft_ids=decoder.draft_ids,
     )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dscout_jax.decode import Decoder
 from dscout_jax.errors import UserError
-from dscout_jax.interop import LoadedTarget, check_pair, load_drafter, load_target
+from dscout_jax.interop import LoadedTarget, check_pair, load_draft_ids, load_drafter, load_target
 from dscout_jax.models import Drafter, Target
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -33,6 +33,8 @@ def load_decoder(
     kind = dtype_of(dtype)
     loaded = load_target(target, dtype=kind, cache_dir=cache_dir)
     module = params = None
+    if drafter is not None and "draft_ids" not in options:
+        options["draft_ids"] = load_draft_ids(drafter)
     if drafter is not None:
         config, params = load_drafter(drafter, dtype=kind)
         check_pair(config, loaded.config, loaded.tokenizer.special_ids)

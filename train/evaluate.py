@@ -10,10 +10,11 @@ import numpy as np
 from dscout_jax import ops
 from dscout_jax.models import Drafter, embed
 from train.dataset import Batch
+from train.step import Frozen
 
 
 def make_hits(drafter: Drafter, block_size: int, chunk: int = 512) -> Callable[..., jax.Array]:
-    """(params, embedding table, head [V, D], taps [1, S, CD], tokens [S]) -> [S, W-1] bool; jitted.
+    """(params, frozen, taps [1, S, CD], tokens [S]) -> [S, W-1] bool; jitted.
 
     Entry [t, k-1]: drafted from the anchor at t, slot k's argmax is the text's token at t + k. The blocks are
     truly `block_size` = W long: a slot sees all of its block, so a longer block's first slots differ.
@@ -21,16 +22,17 @@ def make_hits(drafter: Drafter, block_size: int, chunk: int = 512) -> Callable[.
     W, mask = block_size, drafter.config.mask_token_id
 
     @jax.jit
-    def hits(params, embed_tokens, head_VxD, taps_1xSxCD, tokens_S):
+    def hits(params, frozen: Frozen, taps_1xSxCD, tokens_S):
         S = tokens_S.shape[0]
         anchors = jnp.arange(S, dtype=jnp.int32)
         ids_SxW = jnp.full((S, W), mask, jnp.int32).at[:, 0].set(tokens_S)
-        x_1xSxWxD = embed({"embed_tokens": embed_tokens}, ids_SxW)[None]
+        x_1xSxWxD = embed({"embed_tokens": frozen.embed_tokens}, ids_SxW)[None]
         hidden = drafter.apply({"params": params}, taps_1xSxCD, x_1xSxWxD, anchors[None])[0, :, 1:]
         rows = hidden.reshape(S * (W - 1), -1)
         size = min(chunk, len(rows))
         rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0))).reshape(-1, size, rows.shape[1])
-        best = jax.lax.map(lambda r: jnp.argmax(ops.head_logits(r, head_VxD), axis=-1), rows)
+        best = jax.lax.map(lambda r: jnp.argmax(ops.head_logits(r, frozen.head), axis=-1), rows)
+        best = best if frozen.ids is None else frozen.ids[best]
         best = best.reshape(-1)[: S * (W - 1)].reshape(S, W - 1)
         at = anchors[:, None] + jnp.arange(1, W)
         return (best == tokens_S[jnp.minimum(at, S - 1)]) & (at < S)
@@ -57,8 +59,7 @@ def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray) -> list[int]:
 def evaluate(
     hits: Mapping[int, Callable[..., jax.Array]],
     params: dict[str, Any],
-    embed_tokens: dict[str, jax.Array],
-    head_VxD: jax.Array,
+    frozen: Frozen,
     taps: Callable[[Batch], jax.Array],
     rows: Sequence[Batch],
 ) -> dict[str, Any]:
@@ -72,9 +73,7 @@ def evaluate(
     right, count = np.zeros(block_size - 1), np.zeros(block_size - 1)
     for row in rows:
         features = taps(row)
-        tables = {
-            B: np.asarray(h(params, embed_tokens, head_VxD, features, row.tokens)) for B, h in hits.items()
-        }
+        tables = {B: np.asarray(h(params, frozen, features, row.tokens)) for B, h in hits.items()}
         for B, table in tables.items():
             rounds[B] += walk(table, row.answer)
         table = tables[block_size]

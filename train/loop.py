@@ -106,11 +106,12 @@ def drafter_config(settings: TrainSettings, target: LoadedTarget) -> DrafterConf
 def _frozen(params: dict[str, Any], settings: TrainSettings, rows: list[Batch], vocab: int) -> Frozen:
     head = target_head(params)
     if settings.train_vocab == "full":
-        return Frozen(params["embed_tokens"], head, None)
+        return Frozen(params["embed_tokens"], head)
     seen = np.unique(np.concatenate([r.tokens[r.answer] for r in rows]))
     places = np.zeros(vocab, np.int32)
     places[seen] = np.arange(len(seen))
-    return Frozen(params["embed_tokens"], head[jnp.asarray(seen)], jnp.asarray(places))
+    ids = jnp.asarray(seen)
+    return Frozen(params["embed_tokens"], head[ids], ids, jnp.asarray(places))
 
 
 def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: float | None = None) -> Path:
@@ -160,13 +161,12 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
     step = make_step(drafter, settings, optimizer)
     sizes = sorted({max(2, config.block_size // 2), config.block_size})
     hits = {B: make_hits(drafter, B, settings.chunk) for B in sizes}
-    head = jax.device_put(target_head(target.params), whole)
 
     def score(state: TrainState) -> dict[str, Any]:
         def taps(row: Batch) -> jax.Array:
             return heldout_store(Batch(row.tokens[None], row.answer[None], row.row_ids[None])).taps
 
-        return evaluate(hits, state.params, frozen.embed_tokens, head, taps, rows.heldout)
+        return evaluate(hits, state.params, frozen, taps, rows.heldout)
 
     begun = time.monotonic()
 
@@ -223,16 +223,14 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
         "heldout": scores,
         "settings": contract,
     }
-    return Path(
-        save_drafter(
-            run / "drafter",
-            config,
-            jax.device_get(state.params),
-            provenance,
-            dtype=jnp.float32,
-            special_ids=target.tokenizer.special_ids,
-        )
-        or run / "drafter"
+    return save_drafter(
+        run / "drafter",
+        config,
+        jax.device_get(state.params),
+        provenance,
+        dtype=jnp.float32,
+        special_ids=target.tokenizer.special_ids,
+        draft_ids=None if frozen.ids is None else np.asarray(frozen.ids).tolist(),
     )
 
 

@@ -25,7 +25,8 @@ class TrainSettings:
     steps, learning_rate, warmup (share of steps), clip (global norm), weight_decay: AdamW, cosine to 0.
     dtype: of the target and of the drafter's products; masters are fp32.
     cache_features: keeps the target's features of every row in host memory after their first use.
-    train_vocab: "seen" scores only ids that occur in the answers (faster on small machines), "full" all.
+    train_vocab: "seen" scores and later drafts only ids that occur in the answers (faster where the head is
+        most of the work, as on small machines), "full" all.
     heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
     save_every: steps between checkpoints, of which `keep` are kept.
     """

@@ -26,12 +26,14 @@ class TrainState(NamedTuple):
 class Frozen(NamedTuple):
     """What the step needs of the target: its embedding table, and the head's scored rows.
 
-    rows: [V] int32, place of each id among the scored rows (0 where it is not scored); None scores all.
+    head: [R, D]. ids: [R] int32, the ids of its rows; rows: [V] int32, the row of each id (0 where it is
+        not scored); both None: all are scored.
     """
 
     embed_tokens: dict[str, jax.Array]
     head: jax.Array
-    rows: jax.Array | None
+    ids: jax.Array | None = None
+    rows: jax.Array | None = None
 
 
 class Features(NamedTuple):

@@ -15,7 +15,7 @@ from dscout_jax.decode.loop import make_loop, make_round, prefill
 from dscout_jax.decode.sampling import Choose, greedy
 from dscout_jax.decode.state import DecodeState, Weights
 from dscout_jax.errors import UserError
-from dscout_jax.models import Drafter, Target
+from dscout_jax.models import Drafter, Target, target_head
 
 _STOP_BUCKET = 4
 
@@ -55,6 +55,8 @@ class Decoder:
         block_size: slots verified a round, the anchor included. Default: the drafter's own; 1 when plain.
             A plain decoder with block_size 2 runs every product with two rows, which some kernels prefer.
         draft: another source of proposals than the drafter (see `decode.draft.Draft`).
+        draft_ids: ids that drafts are chosen from, such as those the drafter was trained on: a smaller head
+            to multiply with, and never another output. Default: the whole vocabulary.
         choose: how logits become tokens; anything but greedy needs plain decoding.
         cache_dtype: of both caches; default the target's dtype.
         bucket, capacity_bucket: prompt lengths and cache capacities are rounded up to multiples of these.
@@ -72,6 +74,7 @@ class Decoder:
         stop_ids: Sequence[int] = (),
         block_size: int | None = None,
         draft: Draft | None = None,
+        draft_ids: Sequence[int] | None = None,
         choose: Choose = greedy,
         cache_dtype: jnp.dtype | None = None,
         bucket: int = 64,
@@ -90,6 +93,10 @@ class Decoder:
             drafter = drafter_params = None  # nothing to propose: plain decoding
         self.target, self.drafter, self.block_size = target, drafter, block_size
         self.weights = Weights(target_params, drafter_params)
+        if drafter and draft_ids is not None:
+            ids = _checked_ids(draft_ids, target.config.vocab_size)
+            self.weights = self.weights._replace(draft_head=target_head(target_params)[ids], draft_ids=ids)
+        self.draft_ids = draft_ids
         self.stop_ids = tuple(stop_ids)
         self._bucket, self._capacity_bucket = bucket, capacity_bucket
         self._cache_dtype = cache_dtype or target.dtype
@@ -270,6 +277,13 @@ def _generation(host: DecodeState, row: int, prefill_seconds: float, decode_seco
         prefill_seconds=prefill_seconds,
         decode_seconds=decode_seconds,
     )
+
+
+def _checked_ids(draft_ids: Sequence[int], vocab: int) -> jax.Array:
+    ids = np.unique(np.asarray(draft_ids, np.int32))
+    if not len(ids) or ids[0] < 0 or ids[-1] >= vocab:
+        raise UserError(f"draft_ids must be one or more ids of the vocabulary of {vocab}")
+    return jnp.asarray(ids)
 
 
 def _check_pair(target: Target, drafter: Drafter) -> None:

@@ -13,10 +13,14 @@ class Weights(NamedTuple):
 
     target: the target's parameters.
     drafter: the drafter's, or whatever the draft function reads; None in plain decoding.
+    draft_head: [R, D], the rows of the output head that drafts are chosen from, and draft_ids: [R] int32,
+        their token ids; None: all of the target's head.
     """
 
     target: dict[str, Any]
     drafter: dict[str, Any] | None = None
+    draft_head: jax.Array | None = None
+    draft_ids: jax.Array | None = None
 
 
 class DecodeState(NamedTuple):

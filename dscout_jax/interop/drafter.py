@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dscout_jax.interop.huggingface import Place, read_params
 from dscout_jax.interop.safetensors import TensorFolder, listing, read_json, write_json, write_tensors
 
 PROVENANCE = "dscout.json"
+DRAFT_IDS = "draft_ids.json"
 _TEXT_TOKENS = ("bos_token", "eos_token", "pad_token")
 _ARCHITECTURE = "DFlashDraftModel"
 # Parts of tensor names that belong to relatives of DFlash whose drafts would come out wrong.
@@ -41,6 +43,7 @@ def save_drafter(
     provenance: Mapping[str, Any] | None = None,
     dtype: Any = jnp.bfloat16,
     special_ids: Mapping[str, int] | None = None,
+    draft_ids: Sequence[int] | None = None,
 ) -> Path:
     """Writes a DFlash folder that serving engines load; it appears when it is whole.
 
@@ -49,6 +52,8 @@ def save_drafter(
         provenance: what the drafter was made from, kept in dscout.json; "target" names the target.
         dtype: bf16 or fp32 of the stored tensors.
         special_ids: the tokenizer's, such as {"eos_token": 2}; written, and the mask id checked against them.
+        draft_ids: the ids that it was trained to draft, kept in draft_ids.json; None: the whole vocabulary.
+            Engines that do not know the file draft from the whole vocabulary.
 
     Raises:
         UserError: tensors that do not fit, values that are not finite, a mask id that text uses, or a folder
@@ -79,6 +84,8 @@ def save_drafter(
         # Older readers know torch_dtype only.
         write_json(part / "config.json", config.to_hf() | special | {"dtype": kind, "torch_dtype": kind})
         write_tensors(part, tensors)
+        if draft_ids is not None:
+            write_json(part / DRAFT_IDS, [int(i) for i in draft_ids])
         about = {
             "library": "dscout-jax",
             "version": _version(),
@@ -122,6 +129,21 @@ def load_provenance(folder: str | Path) -> dict[str, Any]:
     """What dscout.json says the drafter was made from; empty for another project's folder."""
     path = Path(folder).expanduser() / PROVENANCE
     return dict(read_json(path).get("provenance") or {}) if path.is_file() else {}
+
+
+def load_draft_ids(folder: str | Path) -> list[int] | None:
+    """The ids that a drafter was trained to draft; None: the whole vocabulary.
+
+    Raises:
+        UserError: the file is no list of ids.
+    """
+    path = Path(folder).expanduser() / DRAFT_IDS
+    if not path.is_file():
+        return None
+    try:
+        return [int(i) for i in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is no list of token ids: {error}") from None
 
 
 def check_pair(drafter: DrafterConfig, target: TargetConfig, special_ids: Mapping[str, int]) -> None:

@@ -8,6 +8,9 @@ from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, ROWS, bigger, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dscout_jax.decode import block_draft
+from dscout_jax.errors import UserError
+
 
 @pytest.fixture(scope="session")
 def naive(target, target_params):
@@ -108,3 +111,19 @@ def test_stream_yields_what_generate_returns(puppet, prompts, answers):
     assert [token for tokens in lists for token in tokens] == generation.tokens
     assert [len(tokens) - 1 for tokens in lists[1:]] == generation.accepted
     assert list(decoder.stream(prompts[0], 1)) == [answers[0][:1]]
+
+
+def test_drafts_from_some_ids_only_change_no_output(build, drafter, drafter_params, prompts, answers):
+    allowed = sorted({token for answer in answers for token in answer[::2]})
+    decoder = build(drafter, drafter_params, draft_ids=allowed)
+    state, _ = decoder.prefill(prompts, ANSWER)
+    proposals = np.asarray(block_draft(drafter, BLOCK_MAX)(decoder.weights, state))
+    free = np.asarray(block_draft(drafter, BLOCK_MAX)(build(drafter, drafter_params).weights, state))
+    assert set(proposals.flat) <= set(allowed) and not set(free.flat) <= set(allowed)
+    inside = np.isin(free, allowed)
+    np.testing.assert_array_equal(proposals[inside], free[inside])
+    for generation, answer in zip(decoder.generate(prompts, ANSWER), answers, strict=True):
+        check(generation, answer, ANSWER)
+    for wrong in ([], [64], [-1]):
+        with pytest.raises(UserError, match="draft_ids"):
+            build(drafter, drafter_params, draft_ids=wrong)

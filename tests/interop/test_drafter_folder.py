@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from dscout_jax.config import DrafterConfig, RopeConfig
 from dscout_jax.errors import UserError
-from dscout_jax.interop import check_pair, load_drafter, load_provenance, names, save_drafter
+from dscout_jax.interop import check_pair, load_draft_ids, load_drafter, load_provenance, names, save_drafter
 from dscout_jax.interop.safetensors import SINGLE
 
 FILES = {"config.json", SINGLE, "README.md", "dscout.json"}
@@ -44,6 +44,16 @@ def test_round_trip_is_bit_equal(tmp_path, dtype):
         assert loaded[path].dtype == dtype
         assert np.asarray(loaded[path]).tobytes() == value.tobytes()
     assert {file.name for file in (tmp_path / "d").iterdir()} == FILES
+
+
+def test_draft_ids_are_kept_beside_the_weights(tmp_path):
+    _export(tmp_path / "all")
+    assert load_draft_ids(tmp_path / "all") is None
+    _export(tmp_path / "some", draft_ids=np.array([3, 5]))
+    assert load_draft_ids(tmp_path / "some") == [3, 5]
+    (tmp_path / "some" / "draft_ids.json").write_text('["a"]')
+    with pytest.raises(UserError, match=r"draft_ids\.json"):
+        load_draft_ids(tmp_path / "some")
 
 
 def test_config_in_both_spellings_and_exact_tensors(tmp_path):

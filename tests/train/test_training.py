@@ -64,7 +64,7 @@ def random_batch(seed=0, empty=False):
 
 def run_steps(settings, target, params, drafter, batch, count=1, state=None, sharding=None):
     step = make_step(drafter, settings, make_optimizer(settings))
-    frozen = Frozen(params["embed_tokens"], target_head(params), None)
+    frozen = Frozen(params["embed_tokens"], target_head(params))
     features = make_features(target, drafter, False)(params, batch.tokens)
     arrays = (features, *batch)
     if sharding is not None:
@@ -117,7 +117,7 @@ def test_unlike_batches_compile_once():
     state = start(settings, drafter, params)
     step = make_step(drafter, settings, make_optimizer(settings))
     features = make_features(target, drafter, False)
-    frozen = Frozen(params["embed_tokens"], target_head(params), None)
+    frozen = Frozen(params["embed_tokens"], target_head(params))
     for seed in range(5):
         batch = random_batch(seed)
         state, _ = step(state, frozen, 0.5, features(params, batch.tokens), *batch)
@@ -151,7 +151,7 @@ def test_walked_mat_equals_decoded_mat(overfitted, block_size):
     noisy = jax.tree.map(lambda w: w + 0.08 * jax.random.normal(jax.random.key(3), w.shape), learnt)
     result = Decoder(target, params, drafter, noisy, block_size=block_size).generate([prompt], 40)[0]
     taps = make_features(target, drafter, False)(params, row.tokens[None]).taps
-    args = (noisy, params["embed_tokens"], target_head(params))
+    args = (noisy, Frozen(params["embed_tokens"], target_head(params)))
     hits = make_hits(drafter, block_size, chunk=50)
     assert walk(np.asarray(hits(*args, taps, row.tokens)), row.answer) == result.accepted
     scores = evaluate({block_size: hits}, *args, lambda _: taps, [row])
