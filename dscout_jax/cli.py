@@ -190,8 +190,11 @@ def _dtype(name: str):
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit code 2 and one line for a user's mistake; tracebacks are for ours."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "-".join(words[:2]) in COMMANDS:
+        words[:2] = ["-".join(words[:2])]  # `dscout bench latency` is bench-latency
     command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS, prog="dscout", description="Block-diffusion drafters in JAX.", args=arguments
+        COMMANDS, prog="dscout", description="Block-diffusion drafters in JAX.", args=words
     )
     try:
         command()

@@ -215,6 +215,20 @@ class DrafterConfig(_Shapes):
                 "after the final norm"
             )
 
+    def check_target(self, target: TargetConfig) -> None:
+        """Raises UserError, naming what differs, for a drafter that was made for another target."""
+        pairs = {
+            "hidden_size": (target.hidden_size, self.hidden_size),
+            "vocab_size": (target.vocab_size, self.vocab_size),
+            "number of target layers": (target.num_layers, self.num_target_layers),
+        }
+        odd = [f"{name} {theirs} against {mine}" for name, (theirs, mine) in pairs.items() if theirs != mine]
+        if odd:
+            raise UserError(
+                f"the drafter was made for another target (target against drafter: {'; '.join(odd)}); "
+                "load that target"
+            )
+
     @classmethod
     def for_target(
         cls,

@@ -15,10 +15,11 @@ from dscout_jax import ops
 from dscout_jax.decode import Decoder, mat, prefix_survival, tau
 from dscout_jax.errors import UserError
 from dscout_jax.interop import load_provenance
+from dscout_jax.interop.jsonl import read_jsonl
 from dscout_jax.models import Target, target_head
 from infer.load import encode_prompt, load_decoder
 from infer.machine import describe
-from infer.records import Records, read_jsonl
+from infer.records import Records
 
 Log = Callable[[str], object]
 SameProgram = Literal["best", "all", "none"]

@@ -1,31 +1,10 @@
 """One JSON object a line, appended as measured, so that a killed run goes on where it was."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dscout_jax.errors import UserError
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a file, split at newlines only: texts may hold other line separators.
-
-    Raises:
-        UserError: no such file, or a line that is no JSON object.
-    """
-    if not path.is_file():
-        raise UserError(f"{path} is no file; name a JSONL of prompts")
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number} is not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} is no JSON object")
-        yield row
+from dscout_jax.interop.jsonl import read_jsonl
 
 
 class Records:

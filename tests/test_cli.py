@@ -16,6 +16,12 @@ def test_every_command_has_help(command, capsys):
     assert "usage: dscout" in capsys.readouterr().out
 
 
+def test_two_words_name_one_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "latency", "--help"])
+    assert "--block-sizes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

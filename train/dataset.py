@@ -8,7 +8,7 @@ import grain
 import numpy as np
 
 from dscout_jax.errors import UserError
-from train.prompts import read_jsonl
+from dscout_jax.interop.jsonl import read_jsonl
 
 
 class Batch(NamedTuple):

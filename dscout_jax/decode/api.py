@@ -88,7 +88,7 @@ class Decoder:
         if drafter and drafter_params is None:
             raise UserError("a drafter needs its parameters: pass drafter_params")
         if drafter:
-            _check_pair(target, drafter)
+            drafter.config.check_target(target.config)
         if block_size == 1:
             drafter = drafter_params = None  # nothing to propose: plain decoding
         self.target, self.drafter, self.block_size = target, drafter, block_size
@@ -284,17 +284,3 @@ def _checked_ids(draft_ids: Sequence[int], vocab: int) -> jax.Array:
     if not len(ids) or ids[0] < 0 or ids[-1] >= vocab:
         raise UserError(f"draft_ids must be one or more ids of the vocabulary of {vocab}")
     return jnp.asarray(ids)
-
-
-def _check_pair(target: Target, drafter: Drafter) -> None:
-    t, d = target.config, drafter.config
-    pairs = {
-        "hidden_size": (t.hidden_size, d.hidden_size),
-        "vocab_size": (t.vocab_size, d.vocab_size),
-        "number of target layers": (t.num_layers, d.num_target_layers),
-    }
-    wrong = [f"{name} {a} against {b}" for name, (a, b) in pairs.items() if a != b]
-    if wrong:
-        raise UserError(
-            f"the drafter was made for another target (target against drafter: {'; '.join(wrong)})"
-        )

@@ -152,14 +152,7 @@ def check_pair(drafter: DrafterConfig, target: TargetConfig, special_ids: Mappin
     Raises:
         UserError: naming what differs.
     """
-    pairs = {
-        "hidden_size": (drafter.hidden_size, target.hidden_size),
-        "vocab_size": (drafter.vocab_size, target.vocab_size),
-        "num_target_layers": (drafter.num_target_layers, target.num_layers),
-    }
-    odd = [f"{name} {mine} against {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
-    if odd:
-        raise UserError(f"the drafter was made for another target: {'; '.join(odd)}; load that target")
+    drafter.check_target(target)
     stops: dict[str, Any] = {"eos_token_id": list(target.eos_ids)}
     _check_mask(
         drafter, {f"{name}_id": id for name, id in special_ids.items() if name != "eos_token"} | stops

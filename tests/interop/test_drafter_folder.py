@@ -218,9 +218,9 @@ def test_a_drafter_fits_its_own_target_only():
     target = target_config(num_layers=6)
     drafter: DrafterConfig = drafter_config()
     check_pair(drafter, target, {"eos_token": 258, "pad_token": 256})
-    with pytest.raises(UserError, match="num_target_layers 6 against 7"):
+    with pytest.raises(UserError, match="number of target layers 7 against 6"):
         check_pair(drafter, target_config(num_layers=7), {})
-    with pytest.raises(UserError, match="hidden_size 16 against 32; vocab_size 272 against 300"):
+    with pytest.raises(UserError, match="hidden_size 32 against 16; vocab_size 300 against 272"):
         check_pair(drafter, target_config(num_layers=6, hidden_size=32, vocab_size=300), {})
     with pytest.raises(UserError, match="is also the eos_token_id"):
         check_pair(drafter, target_config(num_layers=6, eos_ids=(258, 261)), {"eos_token": 258})

@@ -1,0 +1,29 @@
+"""Files of one JSON object a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dscout_jax.errors import UserError
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """All rows; lines end at "\\n" only, since texts may hold other separators.
+
+    Raises:
+        UserError: no such file, or a line that is no JSON object, with its number.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path} is no file")
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number} is no JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number} is no JSON object")
+        rows.append(row)
+    return rows
