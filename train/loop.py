@@ -154,8 +154,7 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
         before = position["seconds"]
 
     frozen = jax.device_put(_frozen(target.params, settings, rows.train, target.config.vocab_size), whole)
-    sees_target = settings.objective.prediction.sees_target
-    compute = make_features(module, drafter, sees_target)
+    compute = make_features(module, drafter, settings.objective.sees_target)
     store = FeatureStore(compute, params, settings.cache_features, split)
     heldout_store = FeatureStore(compute, params, settings.cache_features, whole)
     step = make_step(drafter, settings, optimizer)

@@ -78,6 +78,11 @@ class TrainSettings:
                 f"objective {self.objective.name!r} has horizons {self.objective.horizon.choices} beyond "
                 f"block_size {self.block_size}; build it for that block size"
             )
+        if self.query_budget and self.num_anchors * self.objective.horizon.mean < self.query_budget:
+            raise UserError(
+                f"{self.num_anchors} anchors of mean horizon {self.objective.horizon.mean:g} cannot spend "
+                f"query_budget {self.query_budget}; raise num_anchors"
+            )
         if self.heldout < 0:
             raise UserError(f"heldout is {self.heldout}; it must be 0 or more")
 

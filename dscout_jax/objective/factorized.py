@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dscout_jax.errors import UserError
 from dscout_jax.objective import prediction as prediction_
 from dscout_jax.objective.inclusion import Blocks
 from dscout_jax.objective.presets import Objective
@@ -14,7 +15,7 @@ from dscout_jax.objective.weighting import Scores, detached
 class LossSums(NamedTuple):
     """Sums over a batch; loss = numerator / denominator of the GLOBAL sums.
 
-    numerator: sum m sg(w) l (+ the additive term times the denominator's share).
+    numerator: sum m sg(w) l (+ the chain term, each block's times the block's share of the denominator).
     denominator: sum m sg(w).
     slots: per slot [W]: `included` (sum m), `weight` (sum m w), `loss` (sum m l), `hits` (sum m hit),
         `reach` (blocks that show only the anchor and include slot k) and `survived` (those whose slots
@@ -43,11 +44,17 @@ def factorized_loss(
         hidden_BxNxWxD: the drafter's output.
         head_VxD: the target's head; frozen.
         blocks: from `sample_blocks`.
-        target_hidden_BxSxD: the target's hidden states after the final norm, for predictions that see it.
-        rows_per_sequence: the head works on this many included slots a sequence and no more; a bound such
-            as the query budget, static. None: N (W - 1), every slot but the anchors'.
+        target_hidden_BxSxD: the target's hidden states after the final norm, for objectives that see it.
+        rows_per_sequence: static bound on a sequence's included slots, such as the query budget: the head
+            works on so many rows. A sequence with more makes the loss NaN. None: N (W - 1).
         chunk: rows through the head at a time.
+    Raises:
+        UserError: an objective that sees the target, without the target's hidden states.
     """
+    if objective.sees_target and target_hidden_BxSxD is None:
+        raise UserError(
+            f"objective {objective.name!r} compares with the target: pass the target's hidden states"
+        )
     B, N, W, D = hidden_BxNxWxD.shape
     most = N * (W - 1)
     R = min(rows_per_sequence or most, most)
@@ -60,7 +67,7 @@ def factorized_loss(
         return jnp.take_along_axis(values_BxM, at, axis=1)
 
     target_hidden = None
-    if objective.prediction.sees_target and target_hidden_BxSxD is not None:
+    if objective.sees_target:
         before_BxM = (blocks.anchors[..., None] + jnp.arange(W) - 1).reshape(B, N * W)
         before_BxR = jnp.clip(take(before_BxM), 0, target_hidden_BxSxD.shape[1] - 1)
         target_hidden = jnp.take_along_axis(target_hidden_BxSxD, before_BxR[..., None], axis=1)
@@ -87,14 +94,20 @@ def factorized_loss(
     weights = jnp.where(mask, detached(objective.weighting, scores), 0.0)
     numerator, denominator = (weights * full.loss).sum(), weights.sum()
     if objective.chain:
-        numerator = numerator + objective.chain * _chain(full.logp, mask) * jax.lax.stop_gradient(denominator)
+        numerator += objective.chain * (weights.sum(-1) * _chain(full.logp, mask)).sum()
+    if most > R:
+        # A slot that found no row would count with a loss of zero: better no step at all.
+        numerator = jnp.where(mask_BxM.sum(axis=1).max() > R, jnp.nan, numerator)
     return LossSums(numerator, denominator, _diagnostics(full, weights, blocks))
 
 
 def _chain(logp_BxNxW: jax.Array, mask_BxNxW: jax.Array) -> jax.Array:
-    """-mean over included slots of prod_{j<=k} q_j(y_j), differentiable [arXiv 2606.11552]."""
+    """[B, N]: -mean over a block's included slots of prod_{j<=k} q_j(y_j) [arXiv 2606.11552].
+
+    Differentiable. Weighted by blocks as the loss is, it adds over devices and accumulation steps.
+    """
     reach = jnp.exp(jnp.cumsum(jnp.where(mask_BxNxW, logp_BxNxW, 0.0), axis=-1))
-    return -(reach * mask_BxNxW).sum() / jnp.maximum(mask_BxNxW.sum(), 1)
+    return -(reach * mask_BxNxW).sum(-1) / jnp.maximum(mask_BxNxW.sum(-1), 1)
 
 
 def _diagnostics(full, weights: jax.Array, blocks: Blocks) -> dict[str, jax.Array]:

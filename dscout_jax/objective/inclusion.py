@@ -91,7 +91,10 @@ def nested(horizons: Sequence[int]) -> HorizonLaw:
 
 
 Unmask = Callable[[jax.Array, jax.Array, int], jax.Array]
-"""(key, horizons [N], W) -> revealed [N, W] bool; never slot 0, never all of 1..H-1."""
+"""(key, horizons [N], W) -> revealed [N, W] bool; never slot 0, never all of 1..H-1.
+
+The horizons it is given end where the answer does, so that a block always keeps a slot to learn from.
+"""
 
 
 def no_unmasking(key: jax.Array, horizons_N: jax.Array, W: int) -> jax.Array:
@@ -179,13 +182,13 @@ def sample_blocks(
         horizons = horizon.draw(horizons_key, num_anchors)
         if query_budget is not None:
             keep &= jnp.cumsum(horizons) <= query_budget
-        revealed = unmask(reveal, horizons, W)
         slots = jnp.arange(W)
         at = anchors[:, None] + slots
         inside = at < S
         labels = jnp.where(inside, tokens_S[jnp.minimum(at, S - 1)], 0)
         answered = jnp.where(inside, answer_S[jnp.minimum(at, S - 1)], False)
         unbroken = jnp.cumprod(answered, axis=1).astype(bool)
+        revealed = unmask(reveal, jnp.minimum(horizons, unbroken.sum(axis=1)), W)
         mask = keep[:, None] & (slots >= 1) & (slots < horizons[:, None]) & ~revealed & unbroken
         inputs = jnp.where((slots == 0) | revealed, labels, mask_token_id)
         return Blocks(anchors, keep, horizons, revealed, inputs, labels, mask)

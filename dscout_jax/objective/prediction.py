@@ -59,7 +59,7 @@ def mixture(parts: Sequence[tuple[float, Prediction]]) -> Prediction:
 
 
 class Rows(NamedTuple):
-    """What the head says of M rows, [M] each; overlap and target_logp are None for blind predictions."""
+    """What the head says of M rows, [M] each; overlap and target_logp are None without the target."""
 
     loss: jax.Array
     logp: jax.Array
@@ -82,13 +82,11 @@ def rows(
     Args:
         hidden_MxD: of the drafter, after its final norm; gradients flow here only, and only from `loss`.
         head_VxD: the target's head, frozen.
-        target_hidden_MxD: the target's, at the position before each label; needed when the prediction
-            sees the target.
+        target_hidden_MxD: the target's, at the position before each label; without it `overlap` and
+            `target_logp` are None.
         chunk: rows worked on at a time; chunk x V logits exist at once.
         logp_gradient: lets gradients flow from `logp` too.
     """
-    if prediction.sees_target and target_hidden_MxD is None:
-        raise UserError("this prediction compares with the target: pass the target's hidden states")
     head = jax.lax.stop_gradient(head_VxD)
     M = hidden_MxD.shape[0]
     chunk = min(chunk, M)
@@ -97,7 +95,7 @@ def rows(
     def work(part):
         hidden, labels, target_hidden = part
         logp, overlap, target_logp = None, None, None
-        if prediction.sees_target:
+        if target_hidden is not None:
             logp = jax.nn.log_softmax(ops.head_logits(target_hidden, head), axis=-1)
 
         def scores(hidden):
@@ -105,7 +103,7 @@ def rows(
             return (prediction.loss(logq, logp, labels), _label(logq, labels)), logq
 
         (loss, label_logp), pull, logq = jax.vjp(scores, hidden, has_aux=True)
-        if prediction.sees_target:
+        if target_hidden is not None:
             overlap, target_logp = 1.0 - _tv(logq, logp, labels), _label(logp, labels)
         hit = jnp.argmax(logq, axis=-1) == labels
         out = Rows(loss, label_logp, hit, overlap, target_logp)
@@ -114,8 +112,7 @@ def rows(
         one, none = jnp.ones_like(loss), jnp.zeros_like(loss)
         return out, pull((one, none))[0], pull((none, one))[0] if logp_gradient else None
 
-    parts = (hidden_MxD, labels_M, target_hidden_MxD if prediction.sees_target else None)
-    parts = jax.lax.stop_gradient(parts)
+    parts = jax.lax.stop_gradient((hidden_MxD, labels_M, target_hidden_MxD))
     split = jax.tree.map(
         lambda a: jnp.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, chunk, *a.shape[1:]), parts
     )

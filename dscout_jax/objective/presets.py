@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from dscout_jax.errors import UserError
 from dscout_jax.objective import inclusion, prediction, weighting
 from dscout_jax.objective.inclusion import HorizonLaw, Unmask
 from dscout_jax.objective.prediction import Prediction
@@ -15,6 +14,7 @@ class Objective:
 
     name: for logs. horizon, unmask: the inclusion m. weighting: w. prediction: l.
     chain: coefficient of the additive chain term; 0 leaves it out.
+    Any inclusion goes with any weighting and any prediction.
     """
 
     name: str
@@ -24,9 +24,10 @@ class Objective:
     prediction: Prediction = prediction.ce
     chain: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.prediction.sees_target and self.weighting is weighting.confidence:
-            raise UserError("confidence weighting needs a prediction that sees the target: soft_ce, kl or tv")
+    @property
+    def sees_target(self) -> bool:
+        """Whether the loss needs the target's hidden states beside the text."""
+        return self.prediction.sees_target or getattr(self.weighting, "sees_target", False)
 
 
 def _quarters(block_size: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ class Scores(NamedTuple):
     logp: the drafter's log-probability of the true token. hit: its argmax is the true token.
     mask: the inclusion m. revealed: slots that showed their token.
     overlap: sum_v min(p, q); target_logp: the target's log-probability of the true token; both None
-        unless the weighting asks for them.
+        unless the objective sees the target.
     """
 
     logp: jax.Array
@@ -30,6 +30,14 @@ class Scores(NamedTuple):
 
 
 Weighting = Callable[[Scores], jax.Array]
+"""Scores -> weights [B, N, W]; one that reads `overlap` or `target_logp` is marked by `@sees_target`."""
+
+
+def sees_target(weighting: Weighting) -> Weighting:
+    """Marks a weighting that needs the target's distribution, whatever the prediction loss is."""
+    weighting.sees_target = True
+    return weighting
+
 
 # DFlash's decay lengths; other block sizes take a proportional one.
 _GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -68,10 +76,10 @@ def awl(
         raise UserError(f"awl's prefix {prefix!r} must be exclusive, inclusive or suffix")
     if score not in ("probability", "hit", "overlap"):
         raise UserError(f"awl's score {score!r} must be probability, hit or overlap")
+    if prefix == "suffix" and score == "hit":
+        raise UserError("the suffix sum (D-PACE) is an expected length: its score must be a probability")
 
     def weights(scores: Scores) -> jax.Array:
-        if score == "overlap" and scores.overlap is None:
-            raise UserError("awl's overlap score needs a prediction that sees the target: soft_ce, kl or tv")
         a = {"probability": jnp.exp(scores.logp), "hit": scores.hit, "overlap": scores.overlap}[score]
         a = (1 - eps) * a.astype(jnp.float32) + eps
         reach = jnp.cumprod(jnp.where(scores.mask, a, 1.0), axis=-1)
@@ -81,7 +89,7 @@ def awl(
             return jnp.concatenate([jnp.ones_like(reach[..., :1]), reach[..., :-1]], axis=-1)
         return jnp.flip(jnp.cumsum(jnp.flip(reach * scores.mask, -1), axis=-1), -1)
 
-    return weights
+    return sees_target(weights) if score == "overlap" else weights
 
 
 def dpace(eps: float = 0.5) -> Weighting:
@@ -105,10 +113,9 @@ def first_error(gamma: float | None = None, extra: float = 0.3) -> Weighting:
     return weights
 
 
+@sees_target
 def confidence(scores: Scores) -> jax.Array:
     """prod_{j<k} p_j(y_j): how sure the target itself was of getting here [PARD-2]."""
-    if scores.target_logp is None:
-        raise UserError("confidence weighting needs a prediction that sees the target: soft_ce, kl or tv")
     p = jnp.where(scores.mask, jnp.exp(scores.target_logp), 1.0)
     return jnp.concatenate([jnp.ones_like(p[..., :1]), jnp.cumprod(p, axis=-1)[..., :-1]], axis=-1)
 

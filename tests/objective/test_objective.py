@@ -259,13 +259,72 @@ def test_logits_of_all_blocks_never_exist():
     assert memory.temp_size_in_bytes < everything / 4
 
 
+@pytest.mark.parametrize("make", [lambda: weighting.awl("overlap"), lambda: weighting.confidence])
+def test_weightings_that_see_the_target_go_with_any_prediction(make):
+    hidden, head, blocks, target_hidden = setup_loss()
+    objective = Objective("x", inclusion.fixed(8), weighting=make())
+    logq, logp = (np.asarray(jax.nn.log_softmax(h @ head.T)) for h in (hidden, target_hidden))
+    mask, total, weight = np.asarray(blocks.mask), 0.0, 0.0
+    for b, n in np.ndindex(*mask.shape[:2]):
+        reach = 1.0
+        for k in np.flatnonzero(mask[b, n]):
+            q, p = logq[b, n, k], logp[b, int(blocks.anchors[b, n]) + k - 1]
+            y = int(blocks.labels[b, n, k])
+            total, weight = total + reach * -q[y], weight + reach
+            overlap = 0.5 + 0.5 * np.minimum(np.exp(p), np.exp(q)).sum()
+            reach *= np.exp(p[y]) if objective.weighting is weighting.confidence else overlap
+    got = ratio(objective, hidden, head, blocks, target_hidden)
+    np.testing.assert_allclose(got, total / weight, rtol=1e-4)
+
+
+def test_chain_adds_over_rows_and_has_its_gradient():
+    objective = dataclasses.replace(dflash(8), chain=0.5)
+    hidden, head, blocks, _ = setup_loss()
+
+    def naive(h):
+        logq = jax.nn.log_softmax(h @ head.T)
+        logp = jnp.take_along_axis(logq, blocks.labels[..., None], -1)[..., 0]
+        w = jnp.exp(-(jnp.arange(8) - 1) / 4) * blocks.mask
+        total = (w * -logp).sum()
+        for b, n in np.ndindex(2, 4):
+            slots = np.flatnonzero(np.asarray(blocks.mask[b, n]))
+            reach = [jnp.exp(logp[b, n, slots[: i + 1]].sum()) for i in range(len(slots))]
+            if reach:
+                total -= 0.5 * w[b, n].sum() * jnp.stack(reach).mean()
+        return total
+
+    def ours(h):
+        return factorized_loss(objective, h, head, blocks).numerator
+
+    np.testing.assert_allclose(ours(hidden), naive(hidden), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(ours)(hidden), jax.grad(naive)(hidden), atol=1e-5)
+    halves = [
+        factorized_loss(objective, hidden[i : i + 1], head, jax.tree.map(lambda a, i=i: a[i : i + 1], blocks))
+        for i in range(2)
+    ]
+    np.testing.assert_allclose(sum(half.numerator for half in halves), ours(hidden), rtol=1e-5)
+
+
+def test_a_block_at_the_answers_end_keeps_a_slot_to_learn():
+    answer = np.zeros((1, 30), bool)
+    answer[0, 10:14] = True
+    for unmask in (inclusion.prefix_unmasking(rho=1.0), inclusion.random_unmasking(rho=1.0, share=1.0)):
+        blocks = blocks_of(np.ones((1, 30), int), answer, N=3, unmask=unmask)
+        assert (np.asarray(blocks.mask)[np.asarray(blocks.keep)].sum(-1) >= 1).all()
+        assert not np.asarray(blocks.revealed)[0, np.asarray(blocks.anchors)[0] == 12].any()
+
+
+def test_more_slots_than_the_bound_on_rows_is_never_a_low_loss():
+    hidden, head, blocks, _ = setup_loss()
+    assert np.isnan(ratio(dflash(8), hidden, head, blocks, rows_per_sequence=5))
+
+
 def test_illegal_combinations_are_refused():
-    with pytest.raises(UserError, match="sees the target"):
-        Objective("x", inclusion.fixed(8), weighting=weighting.confidence)
+    with pytest.raises(UserError, match="must be a probability"):
+        weighting.awl("hit", "suffix")
     with pytest.raises(UserError, match="exceed the block size"):
         blocks_of(np.zeros((1, 30), int), np.ones((1, 30), bool), horizon=inclusion.fixed(9))
     hidden, head, blocks, _ = setup_loss()
-    with pytest.raises(UserError, match="overlap"):
-        factorized_loss(
-            Objective("x", inclusion.fixed(8), weighting=weighting.awl("overlap")), hidden, head, blocks
-        )
+    for blind in (weighting.awl("overlap"), weighting.confidence):
+        with pytest.raises(UserError, match="hidden states"):
+            factorized_loss(Objective("x", inclusion.fixed(8), weighting=blind), hidden, head, blocks)
