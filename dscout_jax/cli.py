@@ -84,6 +84,23 @@ class Train:
 
 
 @dataclasses.dataclass
+class Explain:
+    """What recipes will ask of each slot, side by side, before any training."""
+
+    configs: Word[tuple[Path, ...]]
+    acceptance: float = 0.7
+    """What every slot of an imagined drafter accepts; weights depend on it."""
+    answer_tokens: int = 256
+    out: Path = Path("runs/explain")
+    """Without an ending; .json, .md and .png are added."""
+
+    def __call__(self) -> None:
+        from train.explain import explain
+
+        print(explain(**dataclasses.asdict(self)))
+
+
+@dataclasses.dataclass
 class Generate:
     """Streams the answer to a prompt, with or without a drafter."""
 
@@ -175,6 +192,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "quickstart": Quickstart,
     "regenerate": Regenerate,
     "train": Train,
+    "explain": Explain,
     "generate": Generate,
     "bench": Bench,
     "bench-latency": BenchLatency,

@@ -246,6 +246,7 @@ def _record(step: int, metrics: dict[str, jax.Array]) -> dict[str, Any]:
         "included": host["included"].tolist(),
         "weight": (host["weight"] / count).tolist(),
         "slot_loss": (host["slot_loss"] / count).tolist(),
+        "gradient_share": (host["gradient"] / max(host["gradient"].sum(), 1e-30)).tolist(),
         "accuracy": (host["hits"] / count).tolist(),
         "survival": (host["survived"] / np.maximum(host["reach"], 1)).tolist(),
     }

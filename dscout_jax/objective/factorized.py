@@ -18,8 +18,9 @@ class LossSums(NamedTuple):
     numerator: sum m sg(w) l (+ the chain term, each block's times the block's share of the denominator).
     denominator: sum m sg(w).
     slots: per slot [W]: `included` (sum m), `weight` (sum m w), `loss` (sum m l), `hits` (sum m hit),
-        `reach` (blocks that show only the anchor and include slot k) and `survived` (those whose slots
-        1..k all hit), so S_k = survived / reach.
+        `gradient` (sum m w |dl/dh|, the slot's pull on the drafter's output), `reach` (blocks that show only
+        the anchor and include slot k) and `survived` (those whose slots 1..k all hit), so that
+        S_k = survived / reach.
     """
 
     numerator: jax.Array
@@ -120,6 +121,7 @@ def _diagnostics(full, weights: jax.Array, blocks: Blocks) -> dict[str, jax.Arra
         "weight": weights.sum(over),
         "loss": (full.loss * mask).sum(over),
         "hits": (full.hit & mask).sum(over),
+        "gradient": (weights * full.slope).sum(over),
         "reach": bare.sum(over),
         "survived": (bare & alive).sum(over),
     }

@@ -59,9 +59,13 @@ def mixture(parts: Sequence[tuple[float, Prediction]]) -> Prediction:
 
 
 class Rows(NamedTuple):
-    """What the head says of M rows, [M] each; overlap and target_logp are None without the target."""
+    """What the head says of M rows, [M] each; overlap and target_logp are None without the target.
+
+    slope: norm of the loss's gradient in the row's hidden state.
+    """
 
     loss: jax.Array
+    slope: jax.Array
     logp: jax.Array
     hit: jax.Array
     overlap: jax.Array | None
@@ -106,11 +110,13 @@ def rows(
         if target_hidden is not None:
             overlap, target_logp = 1.0 - _tv(logq, logp, labels), _label(logp, labels)
         hit = jnp.argmax(logq, axis=-1) == labels
-        out = Rows(loss, label_logp, hit, overlap, target_logp)
         # Each row's loss depends on that row alone, so its gradient is known now, while its logits exist:
         # two products with the head, where a recomputing backward pass would take three.
         one, none = jnp.ones_like(loss), jnp.zeros_like(loss)
-        return out, pull((one, none))[0], pull((none, one))[0] if logp_gradient else None
+        loss_slope = pull((one, none))[0]
+        norm = jnp.linalg.norm(loss_slope.astype(jnp.float32), axis=-1)
+        out = Rows(loss, norm, label_logp, hit, overlap, target_logp)
+        return out, loss_slope, pull((none, one))[0] if logp_gradient else None
 
     parts = jax.lax.stop_gradient((hidden_MxD, labels_M, target_hidden_MxD))
     split = jax.tree.map(

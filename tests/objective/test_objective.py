@@ -245,6 +245,9 @@ def test_prefix_survival_and_accuracy_are_sums_over_bare_blocks():
         assert slots["reach"][k] == len(rows)
         assert slots["survived"][k] == sum(hit[b, n, 1 : k + 1].all() for b, n in rows)
         assert slots["hits"][k] == (hit & mask)[..., k].sum()
+    pull = (jax.nn.softmax(hidden @ head.T) - jax.nn.one_hot(blocks.labels, len(head))) @ head
+    expected = (np.linalg.norm(pull, axis=-1) * mask * np.exp(-(np.arange(8) - 1) / 4)).sum((0, 1))
+    np.testing.assert_allclose(slots["gradient"], expected, rtol=1e-4)
 
 
 def test_logits_of_all_blocks_never_exist():
