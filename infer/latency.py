@@ -29,7 +29,7 @@ def forward_step(target: Target, tokens: int, taps: tuple[int, ...] = ()) -> Ste
     def step(weights: Weights, state: DecodeState) -> DecodeState:
         block = jnp.broadcast_to(state.anchors[:, None], (state.lengths.shape[0], tokens))
         out = target.apply({"params": weights.target}, block, state.lengths, state.target, taps)
-        choices = jnp.argmax(ops.head_logits(out.hidden, target_head(weights.target)), axis=-1)
+        choices = ops.argmax(ops.head_logits(out.hidden, target_head(weights.target)))
         if taps:
             # Keeps the tapped features alive in the timed program.
             choices += (out.taps.astype(jnp.float32).sum() == jnp.inf).astype(choices.dtype)

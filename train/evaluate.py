@@ -31,7 +31,7 @@ def make_hits(drafter: Drafter, block_size: int, chunk: int = 512) -> Callable[.
         rows = hidden.reshape(S * (W - 1), -1)
         size = min(chunk, len(rows))
         rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0))).reshape(-1, size, rows.shape[1])
-        best = jax.lax.map(lambda r: jnp.argmax(ops.head_logits(r, frozen.head), axis=-1), rows)
+        best = jax.lax.map(lambda r: ops.argmax(ops.head_logits(r, frozen.head)), rows)
         best = best if frozen.ids is None else frozen.ids[best]
         best = best.reshape(-1)[: S * (W - 1)].reshape(S, W - 1)
         at = anchors[:, None] + jnp.arange(1, W)

@@ -33,7 +33,7 @@ def block_draft(drafter: Drafter, block_size: int) -> Draft:
         # Slot 0 goes through the head too: it costs nothing, and with one slot left the product would
         # fall into the slower kernel for a single row.
         head = target_head(weights.target) if weights.draft_head is None else weights.draft_head
-        best_BxW = jnp.argmax(ops.head_logits(hidden_BxNxWxD[:, 0], head), axis=-1).astype(jnp.int32)
+        best_BxW = ops.argmax(ops.head_logits(hidden_BxNxWxD[:, 0], head))
         return (best_BxW if weights.draft_ids is None else weights.draft_ids[best_BxW])[:, 1:]
 
     return draft

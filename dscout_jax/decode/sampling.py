@@ -5,13 +5,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dscout_jax import ops
+
 Choose = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 """(logits [B, W, V], tokens [B, S], prompts [B], positions [B, W]) -> ids [B, W] for those positions."""
 
 
 def greedy(logits_BxWxV, tokens_BxS, prompts_B, positions_BxW) -> jax.Array:
     """The argmax."""
-    return jnp.argmax(logits_BxWxV, axis=-1).astype(jnp.int32)
+    return ops.argmax(logits_BxWxV)
 
 
 def sample(temperature: float, seed: int = 0) -> Choose:
