@@ -20,9 +20,10 @@ config = TrainSettings(
     batch=4,
     num_anchors=32,
     query_budget=96,
-    steps=240,
+    steps=2000,
+    learning_rate=1e-3,
     train_vocab="seen",
     heldout=8,
-    eval_every=80,
-    save_every=40,
+    eval_every=200,
+    save_every=100,
 )

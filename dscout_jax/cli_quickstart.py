@@ -1,6 +1,9 @@
 """`dscout quickstart`: the whole road on the embedded target, each step resumable."""
 
 import dataclasses
+import resource
+import sys
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -19,6 +22,7 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
 
     Training takes at most `minutes`. The comparison runs in bf16 and in fp32, where identity is exact.
     """
+    begun = time.monotonic()
     settings = dataclasses.replace(config, run=str(run), data=str(run / "answers.jsonl"))
     print("1/4 the target: SmolLM2-135M-Instruct", flush=True)
     target = load_target(settings.target, jnp.dtype(settings.dtype), cache_dir)
@@ -45,4 +49,11 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
         benchmark(comparison, log=lambda line: print(f"  {line}", flush=True))
     print(report(folders, run / "report", run / "metrics.jsonl"))
     print(f"table, plot and JSON: {run / 'report'}.md, .png, .json\ndrafter: {drafter}")
+    print(f"{(time.monotonic() - begun) / 60:.1f} minutes, peak memory {_peak_gib():.1f} GiB")
     print(f'try: dscout generate "Why is the sky blue?" --drafter {drafter}')
+
+
+def _peak_gib() -> float:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2 ** (30 if sys.platform == "darwin" else 20)
