@@ -84,6 +84,23 @@ class Train:
 
 
 @dataclasses.dataclass
+class Lab:
+    """Makes a small target of its own, in minutes, for experiments on the loss."""
+
+    out: Word[Path] = Path("runs/lab")
+    """Gets target/ (a Hugging Face folder), prompts.jsonl and heldout.jsonl; an existing target is kept."""
+    steps: int = 700
+    prompts: int = 3072
+    heldout: int = 128
+
+    def __call__(self) -> None:
+        from train.lab.target import make_lab
+
+        options = dataclasses.asdict(self)
+        print(f"laboratory: {make_lab(options.pop('out'), **options)}")
+
+
+@dataclasses.dataclass
 class Explain:
     """What recipes will ask of each slot, side by side, before any training."""
 
@@ -192,6 +209,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "quickstart": Quickstart,
     "regenerate": Regenerate,
     "train": Train,
+    "lab": Lab,
     "explain": Explain,
     "generate": Generate,
     "bench": Bench,

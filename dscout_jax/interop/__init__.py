@@ -2,6 +2,7 @@
 
 from dscout_jax.interop.drafter import check_pair, load_draft_ids, load_drafter, load_provenance, save_drafter
 from dscout_jax.interop.huggingface import LoadedTarget, default_mask_id, load_target
+from dscout_jax.interop.save import save_target
 from dscout_jax.interop.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "load_target",
     "load_tokenizer",
     "save_drafter",
+    "save_target",
 ]

@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from dscout_jax.config import RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.interop import names
-from dscout_jax.interop.folders import whole_folder
-from dscout_jax.interop.safetensors import write_json, write_tensors
+from dscout_jax.interop.save import save_target
 
 NAME = "smollm2-135m"
 # A control token of this vocabulary that no text uses: it can stand for hidden slots.
@@ -95,31 +94,11 @@ def convert(path: str | Path, folder: str | Path) -> None:
     if fields.get("general.architecture") != "llama":
         raise UserError(f"{path}: architecture {fields.get('general.architecture')!r} is not implemented")
     config = _config(fields, untied=any(t.name == "output.weight" for t in reader.tensors))
-    tensors = _tensors(reader, config)
-    expected = names.target_shapes(config)
-    if {key: value.shape for key, value in tensors.items()} != expected:
-        raise UserError(f"{path}: its tensors do not fit its sizes; it is not a plain llama file")
-    special = _special_tokens(fields)
-    with whole_folder(folder, replace=False) as part:
-        eos = fields["tokenizer.ggml.eos_token_id"]
-        ids = {"bos_token_id": fields["tokenizer.ggml.bos_token_id"], "eos_token_id": eos}
-        ids["pad_token_id"] = fields["tokenizer.ggml.padding_token_id"]
-        write_json(part / "config.json", config.to_hf() | ids | {"dtype": "float32"})
-        write_json(part / "generation_config.json", ids)
-        write_json(
-            part / "tokenizer_config.json",
-            {
-                # The class that takes tokenizer.json as it stands.
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "add_bos_token": False,
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": config.max_position,
-                **special,
-                "chat_template": fields["tokenizer.chat_template"],
-            },
-        )
-        build_tokenizer(fields).save(str(part / "tokenizer.json"))
-        write_tensors(part, {names.to_hf(key): value for key, value in tensors.items()})
+    ids = {f"{name}_token_id": fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
+    ids["pad_token_id"] = fields["tokenizer.ggml.padding_token_id"]
+    template = {"add_bos_token": False, "chat_template": fields["tokenizer.chat_template"]}
+    params = names.nest(_tensors(reader, config))
+    save_target(folder, config, params, build_tokenizer(fields), _special_tokens(fields) | template, ids)
 
 
 def build_tokenizer(fields: dict[str, Any]) -> Tokenizer:

@@ -1,0 +1,1 @@
+"""The laboratory: a small target, its tokenizer and its prompts, all made on the spot."""
