@@ -101,6 +101,20 @@ class Lab:
 
 
 @dataclasses.dataclass
+class LadderOf:
+    """Compares recipes at equal data, steps, seeds and query budget by their decoded MAT; resumes."""
+
+    ladder: Word[Path]
+    """Executable Python that defines `ladder`; see configs/ladder_lab.py."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from train.ladder import climb, load_ladder
+
+        print(climb(load_ladder(self.ladder), self.cache_dir))
+
+
+@dataclasses.dataclass
 class Explain:
     """What recipes will ask of each slot, side by side, before any training."""
 
@@ -210,6 +224,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "regenerate": Regenerate,
     "train": Train,
     "lab": Lab,
+    "ladder": LadderOf,
     "explain": Explain,
     "generate": Generate,
     "bench": Bench,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dscout_jax import ops
-from dscout_jax.decode import Decoder, mat, prefix_survival, tau
+from dscout_jax.decode import Decoder, mat, mat_interval, prefix_survival, tau
 from dscout_jax.errors import UserError
 from dscout_jax.interop import load_provenance
 from dscout_jax.interop.jsonl import read_jsonl
@@ -216,7 +216,7 @@ class Bench:
             "speedup": speed(spec) / speed(plain) if speed(plain) else 0.0,
             "mat": mat(accepted),
             "tau": tau(accepted),
-            "mat_spread": _spread(accepted),
+            "mat_spread": mat_interval(accepted),
             "survival": prefix_survival(accepted, size),
             "identical": sum(a["tokens"] == b["tokens"] for a, b in zip(plain, spec, strict=True)),
             "divergence_rate": len(gaps) / max(1, len(indices)),
@@ -264,18 +264,6 @@ def make_gap(target: Target, bucket: int = 256) -> Callable[[Any, Sequence[int]]
         return float(first - second)
 
     return gap
-
-
-def _spread(accepted: Sequence[Sequence[int]], draws: int = 1000) -> list[float] | None:
-    """A 95 % interval of MAT over prompts, by resampling them."""
-    rounds = np.array([len(a) for a in accepted])
-    if not rounds.sum():
-        return None
-    committed = np.array([sum(a) for a in accepted]) + rounds
-    pick = np.random.default_rng(0).integers(0, len(rounds), (draws, len(rounds)))
-    totals = rounds[pick].sum(axis=1)
-    means = committed[pick].sum(axis=1)[totals > 0] / totals[totals > 0]
-    return [float(q) for q in np.quantile(means, [0.025, 0.975])]
 
 
 def _fingerprint(params: Any) -> str:

@@ -4,7 +4,7 @@ from dscout_jax.decode.api import Decoder, Generation
 from dscout_jax.decode.draft import NO_TOKEN, Draft, block_draft, no_draft
 from dscout_jax.decode.loop import extend_context, make_loop, make_round, prefill
 from dscout_jax.decode.state import DecodeState, Weights
-from dscout_jax.decode.stats import mat, prefix_survival, tau
+from dscout_jax.decode.stats import mat, mat_interval, prefix_survival, tau
 from dscout_jax.decode.verify import Commit, accept_greedy
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "make_loop",
     "make_round",
     "mat",
+    "mat_interval",
     "no_draft",
     "prefill",
     "prefix_survival",

@@ -27,3 +27,16 @@ def prefix_survival(answers: Sequence[Accepted], block_size: int) -> list[float]
     """
     rounds = np.array([a for answer in answers for a in answer], np.int64)
     return [float(np.mean(rounds >= k)) if rounds.size else 0.0 for k in range(1, block_size)]
+
+
+def mat_interval(answers: Sequence[Accepted], draws: int = 1000, seed: int = 0) -> tuple[float, float] | None:
+    """A 95 % interval of MAT by resampling the answers; None without a round."""
+    rounds = np.array([len(a) for a in answers])
+    if not rounds.sum():
+        return None
+    committed = np.array([sum(a) for a in answers]) + rounds
+    pick = np.random.default_rng(seed).integers(0, len(rounds), (draws, len(rounds)))
+    totals = rounds[pick].sum(axis=1)
+    means = committed[pick].sum(axis=1)[totals > 0] / totals[totals > 0]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)

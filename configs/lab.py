@@ -1,0 +1,33 @@
+"""A drafter for the laboratory's target: the DFlash recipe at blocks of 16.
+
+Reproduces: the base line of docs/results/ladder.md, once that is measured.
+Hardware: a CPU with 2 cores and 4 GB of memory.
+Cost: not yet measured.
+Commands:
+    dscout lab runs/lab
+    dscout regenerate runs/lab/prompts.jsonl runs/lab/answers.jsonl --target runs/lab/target \\
+        --batch 96 --max-new-tokens 256
+    dscout train configs/lab.py
+"""
+
+from dscout_jax.objective import dflash
+from train.settings import TrainSettings
+
+config = TrainSettings(
+    objective=dflash(block_size=16),
+    data="runs/lab/answers.jsonl",
+    run="runs/lab/dflash",
+    target="runs/lab/target",
+    num_layers=2,
+    block_size=16,
+    target_layer_ids=(0, 1, 2),
+    seq_len=288,
+    batch=8,
+    num_anchors=32,
+    query_budget=512,
+    steps=300,
+    learning_rate=2e-3,
+    heldout=32,
+    eval_every=100,
+    save_every=100,
+)
