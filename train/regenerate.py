@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ def regenerate(
     limit: int | None = None,
     dtype: Any = None,
 ) -> Path:
-    """Answers the first turn of every prompt; rows append to `out` and finished ones are skipped.
+    """Answers every turn of every prompt; rows append to `out` and finished ones are skipped.
 
-    A row: `{id, prompt_tokens, answer_tokens, finish, thinking, temperature, target}`. Prompts of like length
-    share a batch, padded to one of a few shapes. A run that was killed goes on where it stopped: a torn last
-    line is cut off, and no prompt is answered twice.
+    A row: `{id, prompt_tokens, answer_tokens, finish, thinking, temperature, target}`. A later turn follows
+    the target's own answers and is a row of its own, `id#2`, `id#3`, ...; one that no longer fits the target
+    is left out. Prompts of like length share a batch, padded to one of a few shapes. A run that was killed
+    goes on where it stopped: a torn last line is cut off, and no prompt is answered twice.
 
     Raises:
-        UserError: `out` holds answers of another target or of other settings.
+        UserError: `out` holds answers of another target or of other settings, or a prompt is too long.
     """
     if temperature < 0:
         raise UserError(f"temperature {temperature} must be 0 (greedy) or more")
@@ -50,22 +52,17 @@ def regenerate(
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = _finished(out, settings)
-    todo = []
-    for name, turns in load_prompts(prompts)[:limit]:
-        if name not in done:
-            ids = target.tokenizer.chat([{"role": "user", "content": turns[0]}], thinking=thinking)
-            todo.append((name, ids))
+    asked = load_prompts(prompts)[:limit]
     room = target.config.max_position - max_new_tokens - 1
-    for name, ids in todo:
-        if len(ids) > room:
+    for name, turns in asked:
+        count = len(_ids(target, [], turns[0], thinking))
+        if count > room:
             raise UserError(
-                f"prompt {name!r} has {len(ids)} tokens; with {max_new_tokens} new ones the target "
-                f"has room for {room}"
+                f"prompt {name!r} has {count} tokens; with {max_new_tokens} new ones the target has room "
+                f"for {room}"
             )
-    todo.sort(key=lambda item: len(item[1]))
-    module = Target(target.config, dtype or _dtype(target))
     decoder = Decoder(
-        module,
+        Target(target.config, dtype or _dtype(target)),
         target.params,
         stop_ids=target.tokenizer.stop_ids,
         choose=sample(temperature, seed) if temperature else greedy,
@@ -73,30 +70,59 @@ def regenerate(
         cache_dtype=jnp.float32,
         capacity_bucket=128,
     )
-    with open(out, "a", encoding="utf-8") as file, tqdm(total=len(todo), desc="answers", disable=None) as bar:
-        for start in range(0, len(todo), batch):
-            part = todo[start : start + batch]
-            answers = decoder.generate([ids for _, ids in part], max_new_tokens, rows=batch)
-            for (name, ids), answer in zip(part, answers, strict=True):
-                row = {"id": name, "prompt_tokens": ids, "answer_tokens": answer.tokens}
-                file.write(json.dumps(row | {"finish": answer.finish} | settings) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            bar.update(len(part))
+    total = sum(_row(name, turn) not in done for name, turns in asked for turn in range(len(turns)))
+    with open(out, "a", encoding="utf-8") as file, tqdm(total=total, desc="answers", disable=None) as bar:
+        # Turn by turn: the second needs the first one's answer.
+        for turn in range(max(len(turns) for _, turns in asked)):
+            todo = []
+            for name, turns in asked:
+                if turn < len(turns) and _row(name, turn) not in done:
+                    before = [done.get(_row(name, t)) for t in range(turn)]
+                    if None not in before:
+                        history = zip(turns, map(target.tokenizer.decode, before), strict=False)
+                        ids = _ids(target, history, turns[turn], thinking)
+                        todo += [(_row(name, turn), ids)] if len(ids) <= room else []
+            todo.sort(key=lambda item: len(item[1]))
+            for start in range(0, len(todo), batch):
+                part = todo[start : start + batch]
+                answers = decoder.generate([ids for _, ids in part], max_new_tokens, rows=batch)
+                for (name, ids), answer in zip(part, answers, strict=True):
+                    row = {"id": name, "prompt_tokens": ids, "answer_tokens": answer.tokens}
+                    file.write(json.dumps(row | {"finish": answer.finish} | settings) + "\n")
+                    done[name] = answer.tokens
+                file.flush()
+                os.fsync(file.fileno())
+                bar.update(len(part))
     return out
+
+
+def _row(name: str, turn: int) -> str:
+    return f"{name}#{turn + 1}" if turn else name
+
+
+def _ids(
+    target: LoadedTarget, history: Iterable[tuple[str, str]], asks: str, thinking: bool | None
+) -> list[int]:
+    """The conversation so far, (user, assistant) by turns, and what the user asks now."""
+    said = [
+        {"role": role, "content": text}
+        for pair in history
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    return target.tokenizer.chat([*said, {"role": "user", "content": asks}], thinking=thinking)
 
 
 def _dtype(target: LoadedTarget) -> Any:
     return target.params["norm"]["weight"].dtype
 
 
-def _finished(out: Path, settings: dict[str, Any]) -> set[str]:
-    """Ids already answered; cuts off a line that a kill left torn."""
+def _finished(out: Path, settings: dict[str, Any]) -> dict[str, list[int]]:
+    """Id -> answer of what is there already; cuts off a line that a kill left torn."""
     if not out.exists():
-        return set()
+        return {}
     data = out.read_bytes()
     whole = data.rfind(b"\n") + 1
-    done = set()
+    done = {}
     for line in data[:whole].decode("utf-8").split("\n"):
         if not line:
             continue
@@ -108,7 +134,7 @@ def _finished(out: Path, settings: dict[str, Any]) -> set[str]:
         if wrong:
             asked = {k: settings[k] for k in wrong}
             raise UserError(f"{out} holds answers made with {wrong}, not {asked}; name another file")
-        done.add(row["id"])
+        done[row["id"]] = row["answer_tokens"]
     if whole < len(data):
         with open(out, "r+b") as file:
             file.truncate(whole)

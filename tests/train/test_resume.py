@@ -29,7 +29,7 @@ def target():
     tokenizer = SimpleNamespace(
         stop_ids=(1,),
         special_ids={},
-        chat=lambda turns, thinking=None: [2 + b % 44 for b in turns[0]["content"].encode()],
+        chat=lambda turns, thinking=None: [2 + b % 44 for t in turns for b in t["content"].encode()],
         decode=lambda ids: " ".join(map(str, ids)),
     )
     return SimpleNamespace(config=CONFIG, params=params, tokenizer=tokenizer, name="tiny", fingerprint="f00d")
@@ -56,6 +56,28 @@ def test_answers_resume_without_hole_or_duplicate(target, prompts, tmp_path, tem
     with pytest.raises(UserError, match="max_new_tokens"):
         regenerate(target, prompts, torn, **options | {"max_new_tokens": 7})
     assert torn.read_text() == "".join(again)
+
+
+def test_later_turns_follow_the_targets_own_answers(target, tmp_path):
+    asked, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    asked.write_text('{"id": "a", "turns": ["one", "two", "three"]}\n{"id": "b", "turns": ["four"]}\n')
+    options = {"max_new_tokens": 4, "batch": 2}
+    text = regenerate(target, asked, out, **options).read_text()
+    rows = {row["id"]: row for row in map(json.loads, text.splitlines())}
+    assert set(rows) == {"a", "b", "a#2", "a#3"}
+    said = target.tokenizer.decode(rows["a"]["answer_tokens"])
+    turns = [{"content": part} for part in ("one", said, "two")]
+    assert rows["a#2"]["prompt_tokens"] == target.tokenizer.chat(turns)
+    out.write_text("".join(line for line in text.splitlines(keepends=True) if '"a#2"' not in line))
+    again = regenerate(target, asked, out, **options).read_text()
+    assert sorted(again.splitlines()) == sorted(text.splitlines())
+    # No room is left for the second turn: it is left out, the first is not lost.
+    asked.write_text(json.dumps({"id": "long", "turns": ["x" * 150, "y" * 150]}))
+    only = regenerate(target, asked, tmp_path / "long.jsonl", **options).read_text()
+    assert [json.loads(line)["id"] for line in only.splitlines()] == ["long"]
+    asked.write_text(json.dumps({"id": "long", "turns": ["x" * 300]}))
+    with pytest.raises(UserError, match="has room"):
+        regenerate(target, asked, tmp_path / "no.jsonl", **options)
 
 
 def test_bad_prompt_files_are_refused(target, tmp_path):
