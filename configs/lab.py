@@ -5,8 +5,6 @@ Hardware: a CPU with 2 cores and 4 GB of memory.
 Cost: not yet measured.
 Commands:
     dscout lab runs/lab
-    dscout regenerate runs/lab/prompts.jsonl runs/lab/answers.jsonl --target runs/lab/target \\
-        --batch 96 --max-new-tokens 256
     dscout train configs/lab.py
 """
 

@@ -88,7 +88,7 @@ class Lab:
     """Makes a small target of its own, in minutes, for experiments on the loss."""
 
     out: Word[Path] = Path("runs/lab")
-    """Gets target/ (a Hugging Face folder), prompts.jsonl and heldout.jsonl; an existing target is kept."""
+    """Gets target/ (a Hugging Face folder), prompts, answers and held-out prompts; resumes."""
     steps: int = 700
     prompts: int = 3072
     heldout: int = 128

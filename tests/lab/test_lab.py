@@ -39,6 +39,8 @@ def test_lab_makes_a_target_that_loads_and_is_kept(tmp_path):
     assert target.tokenizer.stop_ids == (target.tokenizer.special_ids["eos_token"],)
     rows = [json.loads(line) for line in (tmp_path / "lab" / "prompts.jsonl").read_text().splitlines()]
     heldout = (tmp_path / "lab" / "heldout.jsonl").read_text()
+    answers = [json.loads(line) for line in (tmp_path / "lab" / "answers.jsonl").read_text().splitlines()]
+    assert {row["id"] for row in answers} == {row["id"] for row in rows}
     assert len(rows) == 5 and not any(row["turns"][0] in heldout for row in rows)
     text = target.tokenizer.decode(target.tokenizer.chat([{"role": "user", "content": rows[0]["turns"][0]}]))
     assert text == rows[0]["turns"][0] + "\n"

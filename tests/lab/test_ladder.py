@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from dscout_jax.errors import UserError
-from dscout_jax.interop import load_target
 from dscout_jax.objective import dflash, dscout
 from train.lab.target import make_lab
 from train.ladder import Ladder, anchors_for, climb, load_ladder
-from train.regenerate import regenerate
 from train.settings import TrainSettings
 
 
@@ -20,13 +18,9 @@ from train.settings import TrainSettings
 def ladder(tmp_path_factory):
     root = tmp_path_factory.mktemp("ladder")
     make_lab(root / "lab", steps=2, batch=2, prompts=16, heldout=3)
-    target = load_target(root / "lab" / "target")
-    answers = regenerate(
-        target, root / "lab" / "prompts.jsonl", root / "answers.jsonl", max_new_tokens=24, batch=8
-    )
     base = TrainSettings(
         objective=dflash(4),
-        data=str(answers),
+        data=str(root / "lab" / "answers.jsonl"),
         run="",
         target=str(root / "lab" / "target"),
         num_layers=1,

@@ -20,6 +20,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget, load_target, save_target
 from dscout_jax.models import Target, target_head
 from train.lab.records import Record, records
+from train.regenerate import regenerate
 
 END, PAD, MASK = "<|end|>", "<|pad|>", "<|mask|>"
 TEMPLATE = "{{ messages[-1]['content'] + '\\n' }}"
@@ -37,9 +38,9 @@ def make_lab(
     heldout: int = 128,
     seed: int = 0,
 ) -> Path:
-    """Makes `out/target` (a Hugging Face folder), `out/prompts.jsonl` and `out/heldout.jsonl`.
+    """Makes `out/target` (a Hugging Face folder), prompts.jsonl, its answers.jsonl, and heldout.jsonl.
 
-    A target that is there already is kept. Prints how good and how varied its held-out answers are.
+    What is there already is kept. Prints how good and how varied the held-out answers are.
 
     Raises:
         UserError: `out` is a file.
@@ -55,12 +56,16 @@ def make_lab(
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not (out / "target").is_dir():
         train_target(out / "target", steps=steps, batch=batch, learning_rate=learning_rate, seed=seed)
-    report = quality(load_target(out / "target", jnp.float32), list(islice(records(HELDOUT), 32)))
+    target = load_target(out / "target", jnp.float32)
+    report = quality(target, list(islice(records(HELDOUT), 32)))
     (out / "quality.json").write_text(json.dumps(report, indent=1) + "\n")
     said = (
         "held-out answers: {exact:.0%} exactly right, {tokens:.0f} tokens, distinct-4 ratio {distinct4:.2f}"
     )
     print(said.format(**report))
+    regenerate(
+        target, out / "prompts.jsonl", out / "answers.jsonl", max_new_tokens=256, batch=min(96, prompts)
+    )
     return out
 
 
