@@ -93,7 +93,7 @@ def main() -> None:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     document = {"machine": describe() | versions, "context": CONTEXT, "rows": rows}
-    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    Path(f"{options.out}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -114,13 +114,13 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
             raise UserError(f"{folders[0]} and {folder} were measured on unlike machines; report them apart")
     rows = [row for document in documents for row in document["rows"]]
     out = Path(out)
-    image = out.with_suffix(".png")
+    image = Path(f"{out}.png")
     text = (
         f"{table(rows)}\n\n{DEFINITIONS}\n\n{_machine(machine)}\n\n![acceptance and speed-up]({image.name})\n"
     )
     plot(rows, image, metrics)
-    out.with_suffix(".json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    out.with_suffix(".md").write_text(text)
+    Path(f"{out}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    Path(f"{out}.md").write_text(text)
     return text
 
 

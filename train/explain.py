@@ -39,13 +39,13 @@ def explain(
         f"Expected over answers of {answer_tokens} tokens and a drafter that accepts {acceptance:g} a slot."
     )
     rows = {name: {k: v.tolist() for k, v in e._asdict().items()} for name, e in found.items()}
-    out.with_suffix(".json").write_text(
+    Path(f"{out}.json").write_text(
         json.dumps({"acceptance": acceptance, "answer_tokens": answer_tokens, "recipes": rows}, indent=1)
         + "\n"
     )
-    _plot(found, out.with_suffix(".png"))
+    _plot(found, Path(f"{out}.png"))
     text = f"{text}\n\n{note}\n"
-    out.with_suffix(".md").write_text(text)
+    Path(f"{out}.md").write_text(text)
     return text
 
 

@@ -103,10 +103,10 @@ def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> str:
             "query_budget": settings.query_budget,
         }
         rows += [about | row for row in json.loads(found.read_text())]
-        out.with_suffix(".json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        Path(f"{out}.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     text = table(rows)
-    out.with_suffix(".md").write_text(text + "\n")
-    plot(rows, out.with_suffix(".png"))
+    Path(f"{out}.md").write_text(text + "\n")
+    plot(rows, Path(f"{out}.png"))
     return text
 
 
