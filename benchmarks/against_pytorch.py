@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax.numpy as jnp
 import torch
 import transformers
 
@@ -63,8 +62,7 @@ def main() -> None:
     folder = embedded_folder(options.cache_dir)
     rows = []
     for dtype in ("bfloat16", "float32"):
-        kind = {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
-        assert jnp.dtype(dtype).itemsize == kind.itemsize
+        kind = getattr(torch, dtype)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
         timers = {("ours", t): ours(folder, dtype, t) for t in TOKENS}
         timers |= {("pytorch", t): theirs(model, t) for t in TOKENS}
