@@ -33,10 +33,13 @@ class Rows(NamedTuple):
 def load_rows(path: str | Path, seq_len: int, heldout: int) -> Rows:
     """Reads answered rows; those cut before two answer tokens are left out.
 
+    A prompt is held out whole: its other turns and other answers, ids of the same name before `#`, are
+    neither trained on nor evaluated.
+
     Raises:
         UserError: no such file, a row without its tokens, or nothing left to train on.
     """
-    found = []
+    found, prompts = [], []
     for number, row in enumerate(read_jsonl(path), 1):
         try:
             prompt, answer = row["prompt_tokens"], row["answer_tokens"]
@@ -49,16 +52,18 @@ def load_rows(path: str | Path, seq_len: int, heldout: int) -> Rows:
         tokens[: len(ids)] = ids
         mask[len(prompt) : len(ids)] = True
         found.append(Batch(tokens, mask, np.int32(number - 1)))
+        prompts.append(str(row.get("id", number)).partition("#")[0])
     # Files are sorted by prompt length; held-out rows are spread over it by a fixed shuffle.
     order = np.random.default_rng(0).permutation(len(found))
-    found = [found[i] for i in order]
-    cut = len(found) - heldout
-    if cut < 1:
+    cut = max(len(found) - heldout, 0)
+    apart = {prompts[i] for i in order[cut:]}
+    kept = [found[i] for i in order[:cut] if prompts[i] not in apart]
+    if not kept:
         raise UserError(
             f"{path} has {len(found)} usable rows; with {heldout} held out none is left to train on"
         )
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return Rows(found[:cut], found[cut:], digest)
+    return Rows(kept, [found[i] for i in order[cut:]], digest)
 
 
 def stack(rows: list[Batch]) -> Batch:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,22 @@ from tqdm import tqdm
 
 from dscout_jax.config import DrafterConfig
 from dscout_jax.errors import UserError
-from dscout_jax.interop import LoadedTarget, check_pair, default_mask_id, load_target, save_drafter
+from dscout_jax.initialise import Init
+from dscout_jax.interop import (
+    LoadedTarget,
+    check_pair,
+    default_mask_id,
+    load_provenance,
+    load_target,
+    save_drafter,
+)
 from dscout_jax.models import Drafter, Target, target_head
 from dscout_jax.sharding import BATCH, make_mesh
 from train.checkpoint import Checkpoints
 from train.dataset import Batch, batches, load_rows
 from train.evaluate import evaluate, make_hits
 from train.settings import TrainSettings
-from train.step import Features, Frozen, TrainState, fresh_state, make_features, make_optimizer, make_step
+from train.step import Features, Frozen, TrainState, first_state, make_features, make_optimizer, make_step
 
 
 class FeatureStore:
@@ -143,7 +151,7 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
     module, drafter = Target(target.config, dtype), Drafter(config, dtype)
     params = jax.device_put(target.params, whole)
     optimizer = make_optimizer(settings)
-    state = jax.device_put(fresh_state(settings, config, target.params, optimizer), whole)
+    state = jax.device_put(first_state(settings, config, target.params, optimizer), whole)
     data = batches(rows.train, settings.batch, settings.seed)
     checkpoints = Checkpoints(run, settings.keep)
     restored = checkpoints.restore(state, contract)
@@ -222,6 +230,8 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
         "heldout": scores,
         "settings": contract,
     }
+    if settings.init not in get_args(Init):
+        provenance["started_from"] = load_provenance(settings.init)
     return save_drafter(
         run / "drafter",
         config,

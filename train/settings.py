@@ -19,7 +19,8 @@ class TrainSettings:
     target: a Hugging Face folder, or the embedded "smollm2-135m".
     data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
     num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
-    init: "target" starts from the target's last layers, "fresh" from noise.
+    init: "target" starts from the target's last layers, "fresh" from noise; a drafter's folder, ours or
+        another project's, from that drafter.
     seq_len: tokens a row is cut and padded to. batch: rows a step, in `accumulation` parts.
     num_anchors: blocks a row. query_budget: bound on the sum of a row's horizons.
     steps, learning_rate, warmup (share of steps), clip (global norm), weight_decay: AdamW, cosine to 0.
@@ -39,7 +40,7 @@ class TrainSettings:
     block_size: int = 8
     target_layer_ids: tuple[int, ...] | None = None
     mask_token_id: int | None = None
-    init: Init = "target"
+    init: Init | str = "target"
     seq_len: int = 384
     batch: int = 8
     accumulation: int = 1

@@ -1,14 +1,17 @@
 """The training step: features of the frozen target, blocks, drafter, factorised loss, AdamW."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dscout_jax.config import DrafterConfig
-from dscout_jax.initialise import init_drafter
+from dscout_jax.errors import UserError
+from dscout_jax.initialise import Init, init_drafter
+from dscout_jax.interop import load_drafter
 from dscout_jax.models import Drafter, Target, embed
 from dscout_jax.objective import factorized_loss, sample_blocks
 from train.settings import TrainSettings
@@ -63,14 +66,26 @@ def learning_rate(settings: TrainSettings, progress: jax.Array) -> jax.Array:
     return settings.learning_rate * jnp.where(progress < warmup, progress / warmup, falling)
 
 
-def fresh_state(
+def first_state(
     settings: TrainSettings,
     config: DrafterConfig,
     target_params: dict[str, Any],
     optimizer: optax.GradientTransformation,
 ) -> TrainState:
-    """The state at step 0; every leaf its own buffer, since the step donates them."""
-    params = init_drafter(config, jax.random.key(settings.seed), target_params, settings.init)
+    """The state at step 0; every leaf its own buffer, since the step donates them.
+
+    Raises:
+        UserError: `settings.init` is a drafter whose weights mean something else than this run's would.
+    """
+    if settings.init in get_args(Init):
+        params = init_drafter(config, jax.random.key(settings.seed), target_params, settings.init)
+    else:
+        theirs, params = load_drafter(settings.init, dtype=jnp.float32)
+        same = dataclasses.replace(theirs, block_size=config.block_size, max_position=config.max_position)
+        if same != config:
+            mine = dataclasses.asdict(config)
+            odd = {k: (v, mine[k]) for k, v in dataclasses.asdict(same).items() if v != mine[k]}
+            raise UserError(f"the drafter in {settings.init} is another model (its own, this run's): {odd}")
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dscout_jax.config import RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
-from dscout_jax.interop import load_drafter
+from dscout_jax.interop import load_drafter, load_provenance
 from dscout_jax.models import Target
 from dscout_jax.objective import dscout
 from train.loop import train
@@ -131,3 +131,12 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
     assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match="learning_rate"):
         train(dataclasses.replace(broken, learning_rate=1e-5), target)
+    # A run may start from what another one ended with; no step moves it, so it comes out as it went in.
+    warm = dataclasses.replace(settings, run=str(tmp_path / "warm"), init=str(tmp_path / "straight/drafter"))
+    folder = train(warm, target, minutes=0.0)
+    jax.tree.map(np.testing.assert_array_equal, straight, load_drafter(folder)[1])
+    assert load_provenance(folder)["started_from"]["steps"] == 6
+    with pytest.raises(UserError, match="mask_token_id"):
+        train(dataclasses.replace(warm, run=str(tmp_path / "other"), mask_token_id=46), target)
+    with pytest.raises(UserError, match=r"nowhere/config\.json"):
+        train(dataclasses.replace(warm, run=str(tmp_path / "none"), init="nowhere"), target)

@@ -22,7 +22,7 @@ from dscout_jax.sharding import BATCH, make_mesh
 from train.dataset import Batch, batches, load_rows, stack
 from train.evaluate import evaluate, make_hits, walk
 from train.settings import TrainSettings
-from train.step import Frozen, fresh_state, learning_rate, make_features, make_optimizer, make_step
+from train.step import Frozen, first_state, learning_rate, make_features, make_optimizer, make_step
 
 CONFIG = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, False, (1,))
 B, S = 8, 48
@@ -49,7 +49,7 @@ def make(block_size=4, objective=None, **options):
 
 
 def start(settings, drafter, params):
-    return fresh_state(settings, drafter.config, params, make_optimizer(settings))
+    return first_state(settings, drafter.config, params, make_optimizer(settings))
 
 
 def random_batch(seed=0, empty=False):
@@ -193,6 +193,17 @@ def test_rows_supervise_the_answer_and_its_end_token_and_iterate_exactly(tmp_pat
     np.testing.assert_array_equal(ahead, [next(second).row_ids for _ in range(5)])
     with pytest.raises(UserError, match="none is left"):
         load_rows(tmp_path / "a.jsonl", S, heldout=20)
+
+
+def test_held_out_prompts_are_not_trained_on_under_another_answer(tmp_path):
+    write_rows(tmp_path / "a.jsonl")
+    text = (tmp_path / "a.jsonl").read_text()
+    (tmp_path / "a.jsonl").write_text(text + text.replace('"id": "', '"id": "1').replace('", "p', '#2", "p'))
+    rows = load_rows(tmp_path / "a.jsonl", S, heldout=4)
+    names = [json.loads(line)["id"].partition("#")[0] for line in (tmp_path / "a.jsonl").open()]
+    train, heldout = ({names[row.row_ids] for row in part} for part in (rows.train, rows.heldout))
+    assert len(rows.heldout) == 4 and not train & heldout
+    assert len(train | heldout) == len(set(names))
 
 
 def test_learning_rate_rises_and_comes_down_to_zero():
