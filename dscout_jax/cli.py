@@ -105,7 +105,7 @@ class LadderOf:
     """Compares recipes at equal data, steps, seeds and query budget by their decoded MAT; resumes."""
 
     ladder: Word[Path]
-    """Executable Python that defines `ladder`; see configs/ladder_lab.py."""
+    """Executable Python that defines `ladder`; see configs/ladder/lab.py."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:

@@ -21,9 +21,10 @@ from dscout_jax.objective import Objective
 from train.loop import train
 from train.prompts import load_prompts
 from train.settings import TrainSettings
+from train.step import Features
 
 # A recipe may change how a drafter is trained, never how much of what it is trained on.
-_OWN = {"objective", "block_size", "num_layers", "target_layer_ids", "init"}
+_OWN = {"objective", "block_size", "num_layers", "target_layer_ids", "init", "seeds"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Ladder:
     """Which recipes are compared, and on what.
 
     base: settings that all share; it names the data, and its query budget is everyone's.
-    recipes: name -> changes to `base`: "objective", and where it differs "block_size", "init", ...
-    seeds: every recipe is trained with each.
+    recipes: name -> changes to `base`: "objective", and where it differs "block_size", "init", ...; "seeds"
+        in place of the ladder's.
+    seeds: a recipe is trained with each.
     datasets: name -> JSONL of prompts that are decoded (fp32, greedy).
     block_sizes: B decoded at, where a recipe's drafter has it.
     out: without an ending; the runs lie in a folder of that name, .json, .md and .png beside it.
@@ -55,9 +57,14 @@ class Ladder:
             if wrong := set(changes) - _OWN:
                 raise UserError(f"recipe {name!r} changes {sorted(wrong)}, which all recipes share")
 
+    def runs(self) -> list[tuple[str, int]]:
+        """(recipe, seed) of every run, one seed of all recipes before the next."""
+        wanted = [(r, s) for r, changes in self.recipes.items() for s in changes.get("seeds", self.seeds)]
+        return sorted(wanted, key=lambda run: run[1])
+
     def settings(self, recipe: str, seed: int) -> TrainSettings:
         """Settings of one run; the number of anchors is what spends the query budget."""
-        changes = dict(self.recipes[recipe])
+        changes = {k: v for k, v in self.recipes[recipe].items() if k != "seeds"}
         objective = changes.get("objective", self.base.objective)
         anchors = anchors_for(objective, self.base.query_budget)
         run = f"{self.out}/{recipe.replace(' ', '-')}-{seed}"
@@ -73,7 +80,7 @@ def anchors_for(objective: Objective, query_budget: int) -> int:
 def load_ladder(path: str | Path) -> Ladder:
     """Runs a file and returns its `ladder`. Raises UserError when there is none."""
     if not Path(path).is_file():
-        raise UserError(f"{path} is no file; see configs/ladder_lab.py")
+        raise UserError(f"{path} is no file; see configs/ladder/lab.py")
     ladder = runpy.run_path(str(path)).get("ladder")
     if not isinstance(ladder, Ladder):
         raise UserError(f"{path} defines no `ladder = Ladder(...)`")
@@ -83,16 +90,20 @@ def load_ladder(path: str | Path) -> Ladder:
 def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> str:
     """Trains and decodes what is missing, and returns the table; a second call goes on where one stopped."""
     target = load_target(ladder.base.target, jnp.dtype(ladder.base.dtype), cache_dir)
-    exact = load_target(ladder.base.target, jnp.float32, cache_dir)
+    exact = target
+    if jnp.dtype(ladder.base.dtype) != jnp.float32:
+        exact = load_target(ladder.base.target, jnp.float32, cache_dir)
     out = Path(ladder.out)
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    runs = [(seed, recipe) for seed in ladder.seeds for recipe in ladder.recipes]
-    for seed, recipe in tqdm(runs, desc="ladder", disable=None):
+    kept: dict[Any, dict[int, Features]] = {}
+    for recipe, seed in tqdm(ladder.runs(), desc="ladder", disable=None):
         settings = ladder.settings(recipe, seed)
+        # Recipes that ask the same of the target share what it answered.
+        asks = (settings.target_layer_ids, settings.num_layers, settings.objective.sees_target)
         found = Path(settings.run) / "mat.json"
         if not found.is_file():
-            drafter = train(settings, target)
+            drafter = train(settings, target, kept=kept.setdefault(asks, {}))
             measured = decoded(ladder, exact, drafter)
             found.write_text(json.dumps(measured) + "\n")
         about = {

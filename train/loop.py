@@ -34,11 +34,13 @@ from train.step import Features, Frozen, TrainState, first_state, make_features,
 
 
 class FeatureStore:
-    """The target's features of each row, computed once and kept in host memory when asked to."""
+    """The target's features of each row, computed once and kept in `rows`, host memory; None keeps none."""
 
-    def __init__(self, compute, params: dict[str, Any], keep: bool, sharding: NamedSharding) -> None:
-        self._compute, self._params, self._keep, self._sharding = compute, params, keep, sharding
-        self._rows: dict[int, Features] = {}
+    def __init__(
+        self, compute, params: dict[str, Any], rows: dict[int, Features] | None, sharding: NamedSharding
+    ) -> None:
+        self._compute, self._params, self._sharding = compute, params, sharding
+        self._keep, self._rows = rows is not None, {} if rows is None else rows
 
     def __call__(self, batch: Batch) -> Features:
         """Features of a batch, on devices."""
@@ -122,12 +124,18 @@ def _frozen(params: dict[str, Any], settings: TrainSettings, rows: list[Batch], 
     return Frozen(params["embed_tokens"], head[ids], ids, jnp.asarray(places))
 
 
-def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: float | None = None) -> Path:
+def train(
+    settings: TrainSettings,
+    target: LoadedTarget | None = None,
+    minutes: float | None = None,
+    kept: dict[int, Features] | None = None,
+) -> Path:
     """Trains a drafter and saves it in DFlash format under `run/drafter`; resumes what it finds.
 
     Args:
         target: already loaded; None loads `settings.target`.
         minutes: bound on the time spent training, over all calls; the learning rate comes down with it.
+        kept: features by row, read and added to, of runs on the same data that tap the same layers.
     Returns:
         The drafter's folder.
     Raises:
@@ -163,8 +171,9 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
 
     frozen = jax.device_put(_frozen(target.params, settings, rows.train, target.config.vocab_size), whole)
     compute = make_features(module, drafter, settings.objective.sees_target)
-    store = FeatureStore(compute, params, settings.cache_features, split)
-    heldout_store = FeatureStore(compute, params, settings.cache_features, whole)
+    if kept is None and settings.cache_features:
+        kept = {}
+    store, heldout_store = (FeatureStore(compute, params, kept, where) for where in (split, whole))
     step = make_step(drafter, settings, optimizer)
     sizes = sorted({max(2, config.block_size // 2), config.block_size})
     hits = {B: make_hits(drafter, B, settings.chunk) for B in sizes}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,8 @@ def test_recipes_share_everything_but_themselves(ladder):
     for changes in ({"steps": 9}, {"query_budget": 99}, {"data": "x"}):
         with pytest.raises(UserError, match="all recipes share"):
             dataclasses.replace(ladder, recipes={"unfair": changes})
+    twice = dataclasses.replace(ladder, recipes=ladder.recipes | {"+ all": {"seeds": (0, 1)}})
+    assert twice.runs() == [("dflash", 0), ("+ all", 0), ("+ all", 1)]
     with pytest.raises(UserError, match="query_budget"):
         dataclasses.replace(ladder, base=dataclasses.replace(ladder.base, query_budget=None))
 
@@ -80,7 +83,13 @@ def test_climbs_and_goes_on(ladder, tmp_path):
         load_ladder(tmp_path / "none.py")
 
 
-def test_the_shipped_ladder_is_the_papers():
-    shipped = load_ladder(Path(__file__).parents[2] / "configs" / "ladder_lab.py")
-    assert list(shipped.recipes)[:4] == ["dflash", "+ mixed horizons", "+ unmasking", "+ awl = dscout"]
-    assert len(shipped.seeds) == 5
+@pytest.mark.parametrize("name, seeds", [("lab", 5), ("smollm2", 2)])
+def test_the_shipped_ladders_are_the_papers(name, seeds):
+    shipped = load_ladder(Path(__file__).parents[2] / "configs" / "ladder" / f"{name}.py")
+    rungs = ["dflash", "+ mixed horizons", "+ unmasking", "+ awl = dscout"]
+    assert list(shipped.recipes)[:4] == rungs
+    runs = shipped.runs()
+    assert all(runs.count((rung, seed)) == 1 for rung in (rungs[0], rungs[3]) for seed in range(seeds))
+    said = [shipped.settings(rung, 0).contract()["objective"] | {"name": ""} for rung in rungs]
+    changed = [{k for k in one if one[k] != other[k]} for one, other in pairwise(said)]
+    assert changed == [{"horizon"}, {"unmask"}, {"weighting"}]

@@ -3,7 +3,7 @@
 Reproduces: docs/results/ladder.md, once that is measured.
 Hardware: a CPU with 2 cores and 4 GB of memory.
 Cost: not yet measured.
-Command (after those of configs/lab.py): dscout ladder configs/ladder_lab.py
+Command (after those of configs/lab.py): dscout ladder configs/ladder/lab.py
 """
 
 import dataclasses

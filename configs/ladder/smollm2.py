@@ -1,0 +1,40 @@
+"""The ladder on a real model, SmolLM2-135M-Instruct: maths, chat and code that no recipe was trained on.
+
+Reproduces: docs/results/ladder.md, once that is measured.
+Hardware: a CPU with 2 cores, bf16 instructions and 12 GB of memory.
+Cost: not yet measured; eight runs of about half an hour each, and the target's features once. It resumes.
+Commands:
+    dscout regenerate PROMPTS.jsonl runs/smollm2_135m/answers.jsonl \\
+        --dtype bfloat16 --batch 96 --max-new-tokens 128
+    dscout ladder configs/ladder/smollm2.py
+PROMPTS.jsonl is as for configs/smollm2_135m.py. The prompts decoded are JSONL of {"turns": [...]} too, under
+data/: gsm8k.jsonl, mt-bench.jsonl, humaneval.jsonl.
+"""
+
+import dataclasses
+
+from configs.smollm2_135m import config
+from dscout_jax.objective import auf, dflash, dpace, dscout
+from train.ladder import Ladder
+
+full = dscout(8)
+mixed = dataclasses.replace(dflash(8), name="mixed", horizon=full.horizon)
+unmasked = dataclasses.replace(mixed, name="unmasked", unmask=full.unmask)
+
+ladder = Ladder(
+    base=dataclasses.replace(
+        config, objective=dflash(8), block_size=8, query_budget=192, num_anchors=24, steps=1600
+    ),
+    recipes={
+        "dflash": {"objective": dflash(8), "seeds": (0, 1)},
+        "+ mixed horizons": {"objective": mixed},
+        "+ unmasking": {"objective": unmasked},
+        "+ awl = dscout": {"objective": full, "seeds": (0, 1)},
+        "dpace": {"objective": dpace(8)},
+        "auf": {"objective": auf(8)},
+    },
+    datasets={name: f"data/{name}.jsonl" for name in ("gsm8k", "mt-bench", "humaneval")},
+    block_sizes=(8, 6, 4),
+    limit=80,
+    out="runs/ladder_smollm2",
+)
