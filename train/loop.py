@@ -67,9 +67,18 @@ class Log:
         kept = [line for line in lines if json.loads(line)["step"] <= at]
         path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
+        self.scores: dict[int, dict[str, Any]] = {}
+        """Step -> evaluation."""
+        for line in kept:
+            self._note(json.loads(line))
+
+    def _note(self, record: dict[str, Any]) -> None:
+        if "eval" in record:
+            self.scores[record["step"]] = record["eval"]
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends one line, at once."""
+        self._note(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
@@ -196,7 +205,7 @@ def train(
     def save() -> None:
         checkpoints.save(state, {"data": data.get_state(), "seconds": spent()}, contract)
 
-    last, scores = None, None
+    last = None
     at = int(state.step)
     if at == 0:
         _show_sample(rows.train[0], target)
@@ -227,16 +236,15 @@ def train(
         bar.close()
         if stop.asked:
             raise SystemExit(0)
-        if rows.heldout:
-            scores = score(state)
-            log.write({"step": at, "eval": scores})
+        if rows.heldout and at not in log.scores:
+            log.write({"step": at, "eval": score(state)})
     provenance = {
         "target": target.name,
         "target_fingerprint": target.fingerprint,
         "recipe": settings.objective.name,
         "steps": at,
         "skipped_steps": int(state.skipped),
-        "heldout": scores,
+        "heldout": log.scores.get(at),
         "settings": contract,
     }
     if settings.init not in get_args(Init):

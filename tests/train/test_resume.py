@@ -127,8 +127,10 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "6")
     _, resumed = load_drafter(train(broken, target))
     jax.tree.map(np.testing.assert_array_equal, straight, resumed)
+    assert "mat" in load_provenance(train(broken, target))["heldout"]  # finished: nothing is done again
     logged = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in logged if "eval" in r] == [0, 3, 6]
     with pytest.raises(UserError, match="learning_rate"):
         train(dataclasses.replace(broken, learning_rate=1e-5), target)
     # A run may start from what another one ended with; no step moves it, so it comes out as it went in.
