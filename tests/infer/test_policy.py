@@ -1,0 +1,85 @@
+"""The policy: acceptance over latency, the choice that follows, and its file."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dscout_jax.decode import mat
+from dscout_jax.errors import UserError
+from infer.policy import LatencyModel, MatModel, Policy, gain_over_fixed, load_policy
+
+EASY = [[3, 2, 3, 0], [3, 3, 1]]
+HARD = [[0, 0, 0, 0, 1], [0, 0]]
+MS = {(c, b): 10.0 + c * b for c in (1, 8) for b in (1, 2, 4)}
+
+
+def policy() -> Policy:
+    workloads = {"easy": MatModel.fit(EASY, 4), "hard": MatModel.fit(HARD, 4)}
+    return Policy({"drafter": "d"}, workloads, LatencyModel(MS))
+
+
+@given(st.lists(st.lists(st.integers(0, 7), min_size=1), min_size=1, max_size=6))
+def test_mat_at_the_logged_size_is_the_measured_one_and_concave_below(answers):
+    model = MatModel.fit(answers, 8, draws=20)
+    mats = np.array([model.mat(b) for b in range(1, 9)])
+    assert np.isclose(mats[-1], mat(answers)) and mats[0] == 1
+    steps = np.diff(mats)
+    assert (steps >= 0).all() and (np.diff(steps) <= 1e-12).all()
+    # A shorter block accepts what it has room for.
+    assert np.isclose(mats[3], mat([[min(a, 3) for a in answer] for answer in answers]))
+    assert all(lo <= hi for lo, hi in zip(model.low, model.high, strict=True))
+
+
+def test_latency_is_measured_or_between_measured_points():
+    model = LatencyModel(MS)
+    assert all(model.ms(*at) == ms for at, ms in MS.items())
+    assert model.ms(1, 3) == pytest.approx(13.0) and model.ms(4, 2) == pytest.approx(18.0)
+    for at, said in (((16, 2), "concurrency 16"), ((1, 8), "block size 8")):
+        with pytest.raises(UserError, match=said):
+            model.ms(*at)
+    with pytest.raises(UserError, match=r"\(8, 4\)"):
+        LatencyModel({at: ms for at, ms in MS.items() if at != (8, 4)})
+
+
+def test_chooses_the_highest_quotient_and_plain_where_speculation_loses():
+    made = policy()
+    for workload, concurrency in (("easy", 1), ("easy", 8), ("hard", 1), ("hard", 8)):
+        model = made.workloads[workload]
+        quotient = {b: model.mat(b) / MS[concurrency, b] for b in (1, 2, 4)}
+        assert made.best(workload, concurrency) == max(quotient, key=quotient.get)
+    assert made.best("hard", 8) == 1 and made.best("easy", 1) == 4
+    assert made.tokens_per_s("easy", 8, 1) == pytest.approx(8e3 / 18)
+    with pytest.raises(UserError, match="'chat' is unknown; known: easy, hard"):
+        made.best("chat", 1)
+
+
+def test_gain_is_over_the_best_single_size():
+    rows = policy().table()
+    assert len(rows) == 12 and sum(row["chosen"] for row in rows) == 4
+    fixed, gain = gain_over_fixed(rows)
+    cells = {(r["workload"], r["concurrency"], r["block_size"]): r["tokens_per_s_predicted"] for r in rows}
+    at = [("easy", 1), ("easy", 8), ("hard", 1), ("hard", 8)]
+    tops = {cell: max(cells[(*cell, b)] for b in (1, 2, 4)) for cell in at}
+    by_hand = {b: np.mean([cells[(*cell, b)] / tops[cell] for cell in at]) for b in (1, 2, 4)}
+    assert fixed == max(by_hand, key=by_hand.get)
+    assert (
+        gain == pytest.approx(np.mean([tops[cell] / cells[(*cell, fixed)] for cell in at]) - 1) and gain > 0
+    )
+
+
+def test_the_file_comes_back_and_others_are_refused(tmp_path):
+    made = policy()
+    path = made.save(tmp_path / "deep" / "policy.json")
+    assert load_policy(path) == made
+    assert json.loads(path.read_text())["table"] == made.table()
+    for text, said in (("[]", "no policy"), ('{"about": {}}', "workloads"), ("x", "no policy")):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(UserError, match=said):
+            load_policy(tmp_path / "other.json")
+    with pytest.raises(UserError, match="dscout tune"):
+        load_policy(tmp_path / "none.json")
+    with pytest.raises(UserError, match="no rounds"):
+        MatModel.fit([[]], 4)
