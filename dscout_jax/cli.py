@@ -201,6 +201,47 @@ class Report:
 
 
 @dataclasses.dataclass
+class BenchCompare:
+    """Two benchmarks of the same prompts, second over first, with intervals."""
+
+    first: Word[Path]
+    """Folder that `dscout bench` wrote, or its rows.json."""
+    second: Word[Path]
+    out: Path = Path("runs/compare.json")
+
+    def __call__(self) -> None:
+        import json
+
+        from infer.compare import compare, table
+
+        rows = compare(self.first, self.second)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        print(table(rows))
+
+
+@dataclasses.dataclass
+class BenchCheck:
+    """Exits with 1, and says why, when a benchmark's result is not good enough; for your CI."""
+
+    result: Word[Path]
+    """rows.json or report.json, or the folder of `dscout bench`."""
+    min_speedup: float | None = None
+    """Of every dataset, at its fastest block size."""
+    min_mat: float | None = None
+    identical: bool = False
+    """Every answer equal to plain decoding's."""
+
+    def __call__(self) -> None:
+        from infer.compare import failures
+
+        options = dataclasses.asdict(self)
+        if reasons := failures(options.pop("result"), **options):
+            print("\n".join(reasons), file=sys.stderr)
+            raise SystemExit(1)
+
+
+@dataclasses.dataclass
 class BenchLatency:
     """Times the parts of a round: plain step, draft, verify, whole round."""
 
@@ -229,6 +270,8 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "generate": Generate,
     "bench": Bench,
     "bench-latency": BenchLatency,
+    "bench-compare": BenchCompare,
+    "bench-check": BenchCheck,
     "report": Report,
 }
 

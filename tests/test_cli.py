@@ -29,6 +29,8 @@ def test_two_words_name_one_command(capsys):
         (["regenerate", "no/such.jsonl", "out.jsonl", "--target", "no/such/folder"], "no/such/folder"),
         (["generate", "hello", "--target", "no/such/folder"], "no/such/folder"),
         (["generate", "hello", "--temprature", "1"], "temprature"),
+        (["bench", "check", "no/such.json", "--identical"], "no/such.json"),
+        (["bench", "compare", "no/such", "folders"], "no/such"),
     ],
 )
 def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, capsys, tmp_path, monkeypatch):
@@ -41,10 +43,19 @@ def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, caps
     assert not list(tmp_path.iterdir())
 
 
+def test_the_gate_exits_with_1_and_the_reason(tmp_path, capsys):
+    row = '{"dataset": "chat", "dtype": "bfloat16", "block_size": 4, "n": 2, "speedup": 1.1, "identical": 2}'
+    (tmp_path / "rows.json").write_text(f'{{"rows": [{row}]}}')
+    main(["bench", "check", str(tmp_path), "--identical", "--min-speedup", "1.1"])
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "check", str(tmp_path), "--min-speedup", "1.2"])
+    assert stop.value.code == 1 and "chat" in capsys.readouterr().err
+
+
 def test_library_and_inference_import_without_the_training_packages():
     code = (
         "import sys, dscout_jax, dscout_jax.decode, dscout_jax.objective, dscout_jax.interop, infer.load, "
-        "infer.benchmark, infer.generate, infer.latency, infer.report\n"
+        "infer.benchmark, infer.compare, infer.generate, infer.latency, infer.policy, infer.report\n"
         "bad = {'grain', 'tyro', 'torch', 'transformers', 'orbax', 'train'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
