@@ -172,7 +172,7 @@ class Bench:
     """Sizes at which plain decoding also runs through the speculative program (exact identity in bf16)."""
     thinking: bool | None = None
     out: Path = Path("runs/benchmark")
-    """records.jsonl, rows.json, report.json, report.md and report.png."""
+    """records.jsonl, rows.json, report.json, .md, .png and .html."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
@@ -190,7 +190,7 @@ class Report:
     folders: Word[tuple[Path, ...]]
     """Folders that `dscout bench` wrote."""
     out: Path = Path("runs/report")
-    """Without an ending; .json, .md and .png are added."""
+    """Without an ending; .json, .md, .png and .html are added."""
     metrics: Path | None = None
     """metrics.jsonl of a training run, to plot its loss too."""
 

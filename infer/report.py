@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dscout_jax.errors import UserError
+from infer.html import page
 
 Row = dict[str, Any]
 
@@ -98,7 +99,7 @@ def _losses(metrics: str | Path | None) -> list[tuple[int, float]]:
 
 
 def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path | None = None) -> str:
-    """Puts benchmarks of one machine together: writes out.json, out.md and out.png, returns the text.
+    """Puts benchmarks of one machine together: writes out.json, .md, .png and .html, returns the text.
 
     Raises:
         UserError: a folder without rows.json, or folders measured on unlike machines.
@@ -121,6 +122,8 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
     plot(rows, image, metrics)
     Path(f"{out}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
     Path(f"{out}.md").write_text(text)
+    notes = (DEFINITIONS, _machine(machine))
+    Path(f"{out}.html").write_text(page("Plain against speculative decoding", [("", rows)], notes, [image]))
     return text
 
 
