@@ -260,6 +260,38 @@ class BenchLatency:
         latency(**dataclasses.asdict(self))
 
 
+@dataclasses.dataclass
+class Tune:
+    """Measures acceptance and latencies of a drafter and writes the policy, its choice of B; resumes."""
+
+    prompts: Word[tuple[Path, ...]]
+    """JSONL files of {"turns": [...]}, a workload each."""
+    drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
+    target: str = "smollm2-135m"
+    dtype: Dtype = "bfloat16"
+    block_sizes: tuple[int, ...] = ()
+    """Default: every size up to the drafter's own."""
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8)
+    max_new_tokens: int = 128
+    limit: int = 64
+    """Prompts of each file."""
+    repeats: int = 3
+    thinking: bool | None = None
+    out: Path = Path("runs/tune")
+    """policy.json and records.jsonl."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.policy import gain_over_fixed
+        from infer.tune import TuneSettings, table, tune
+
+        policy = tune(TuneSettings(**dataclasses.asdict(self)))
+        fixed, gain = gain_over_fixed(policy.table())
+        print(table(policy))
+        print(f"predicted gain over the best single block size, {fixed}: {gain:+.1%}")
+        print(f"policy: {self.out / 'policy.json'}")
+
+
 COMMANDS: dict[str, type[Callable[[], None]]] = {
     "quickstart": Quickstart,
     "regenerate": Regenerate,
@@ -272,6 +304,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "bench-latency": BenchLatency,
     "bench-compare": BenchCompare,
     "bench-check": BenchCheck,
+    "tune": Tune,
     "report": Report,
 }
 

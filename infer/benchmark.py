@@ -63,7 +63,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     decoders = {size: full if size == full.block_size else resize(full, size) for size in sizes}
     setup = {
         "target": loaded.fingerprint,
-        "drafter": _fingerprint(full.weights.drafter),
+        "drafter": fingerprint(full.weights.drafter),
         "draft_ids": len(full.draft_ids or ()),
         "dtype": settings.dtype,
         "max_new_tokens": settings.max_new_tokens,
@@ -75,7 +75,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     bench = Bench(records, full, decoders, settings.max_new_tokens, settings.plain_rows)
     rows = []
     for path in settings.prompts:
-        texts = [_first_turn(row, path) for row in read_jsonl(path)][: settings.limit]
+        texts = first_turns(path)[: settings.limit]
         prompts = [encode_prompt(loaded, text, settings.thinking) for text in texts]
         kept = {i: p for i, p in enumerate(prompts) if len(p) <= settings.max_prompt_tokens}
         for done, (index, prompt) in enumerate(kept.items(), start=1):
@@ -266,7 +266,7 @@ def make_gap(target: Target, bucket: int = 256) -> Callable[[Any, Sequence[int]]
     return gap
 
 
-def _fingerprint(params: Any) -> str:
+def fingerprint(params: Any) -> str:
     """Of a drafter's weights: the sums of every tensor, in fp32."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -276,8 +276,12 @@ def _fingerprint(params: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _first_turn(row: dict[str, Any], path: Path) -> str:
-    turns = row.get("turns")
-    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
-        raise UserError(f'{path}: a row lacks "turns": ["text", ...]')
-    return turns[0]
+def first_turns(path: Path) -> list[str]:
+    """What each row of a JSONL of {"turns": [...]} asks first. Raises UserError for a row without turns."""
+    texts = []
+    for row in read_jsonl(path):
+        turns = row.get("turns")
+        if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
+            raise UserError(f'{path}: a row lacks "turns": ["text", ...]')
+        texts.append(turns[0])
+    return texts
