@@ -20,7 +20,6 @@ from dscout_jax.interop import (
     LoadedTarget,
     check_pair,
     default_mask_id,
-    load_provenance,
     load_target,
     save_drafter,
 )
@@ -29,6 +28,7 @@ from dscout_jax.sharding import BATCH, make_mesh
 from train.checkpoint import Checkpoints
 from train.dataset import Batch, batches, load_rows
 from train.evaluate import evaluate, make_hits
+from train.export import describe, load_start, refuse_imported
 from train.settings import TrainSettings
 from train.step import Features, Frozen, TrainState, first_state, make_features, make_optimizer, make_step
 
@@ -134,6 +134,7 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
         UserError: before any work, for data, shapes or a run folder that do not fit.
     """
     run = Path(settings.run)
+    refuse_imported(run)
     rows = load_rows(settings.data, settings.seq_len, settings.heldout)
     dtype = jnp.dtype(settings.dtype)
     target = target or load_target(settings.target, dtype)
@@ -162,6 +163,16 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
         before = position["seconds"]
 
     frozen = jax.device_put(_frozen(target.params, settings, rows.train, target.config.vocab_size), whole)
+    draft_ids = None if frozen.ids is None else np.asarray(frozen.ids).tolist()
+    provenance = {
+        "target": target.name,
+        "target_fingerprint": target.fingerprint,
+        "recipe": settings.objective.name,
+        "settings": contract,
+    }
+    if settings.init not in get_args(Init):
+        provenance["started_from"] = load_start(settings.init)[2]
+    describe(run, config, provenance, target.tokenizer.special_ids, draft_ids)
     compute = make_features(module, drafter, settings.objective.sees_target)
     store = FeatureStore(compute, params, settings.cache_features, split)
     heldout_store = FeatureStore(compute, params, settings.cache_features, whole)
@@ -221,25 +232,14 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
         if rows.heldout:
             scores = score(state)
             log.write({"step": at, "eval": scores})
-    provenance = {
-        "target": target.name,
-        "target_fingerprint": target.fingerprint,
-        "recipe": settings.objective.name,
-        "steps": at,
-        "skipped_steps": int(state.skipped),
-        "heldout": scores,
-        "settings": contract,
-    }
-    if settings.init not in get_args(Init):
-        provenance["started_from"] = load_provenance(settings.init)
     return save_drafter(
         run / "drafter",
         config,
         jax.device_get(state.params),
-        provenance,
+        provenance | {"steps": at, "skipped_steps": int(state.skipped), "heldout": scores},
         dtype=jnp.float32,
         special_ids=target.tokenizer.special_ids,
-        draft_ids=None if frozen.ids is None else np.asarray(frozen.ids).tolist(),
+        draft_ids=draft_ids,
     )
 
 
