@@ -54,12 +54,12 @@ class Regenerate:
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from dscout_jax.interop import load_target
+        from train.convert import open_target
         from train.regenerate import regenerate
 
         options = dataclasses.asdict(self)
         prompts, out, dtype = options.pop("prompts"), options.pop("out"), options.pop("dtype")
-        loaded = load_target(options.pop("target"), _dtype(dtype), options.pop("cache_dir"))
+        loaded = open_target(options.pop("target"), _dtype(dtype), options.pop("cache_dir"))
         print(f"answers: {regenerate(loaded, prompts, out, **options)}")
 
 
@@ -74,12 +74,12 @@ class Train:
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from dscout_jax.interop import load_target
+        from train.convert import open_target
         from train.loop import train
         from train.settings import load_settings
 
         settings = load_settings(self.config)
-        loaded = load_target(settings.target, _dtype(settings.dtype), self.cache_dir)
+        loaded = open_target(settings.target, _dtype(settings.dtype), self.cache_dir)
         print(f"drafter: {train(settings, loaded, self.minutes)}")
 
 

@@ -20,12 +20,12 @@ from dscout_jax.interop import (
     LoadedTarget,
     check_pair,
     default_mask_id,
-    load_target,
     save_drafter,
 )
 from dscout_jax.models import Drafter, Target, target_head
 from dscout_jax.sharding import BATCH, make_mesh
 from train.checkpoint import Checkpoints
+from train.convert import open_target
 from train.dataset import Batch, batches, load_rows
 from train.evaluate import evaluate, make_hits
 from train.export import describe, load_start, refuse_imported
@@ -137,7 +137,7 @@ def train(settings: TrainSettings, target: LoadedTarget | None = None, minutes: 
     refuse_imported(run)
     rows = load_rows(settings.data, settings.seq_len, settings.heldout)
     dtype = jnp.dtype(settings.dtype)
-    target = target or load_target(settings.target, dtype)
+    target = target or open_target(settings.target, dtype)
     config = drafter_config(settings, target)
     contract = settings.contract() | {"fingerprint": target.fingerprint, "data": rows.digest}
     mesh = make_mesh()

@@ -16,7 +16,7 @@ class TrainSettings:
     """One training run.
 
     objective: the three factors of the loss.
-    target: a Hugging Face folder, or the embedded "smollm2-135m".
+    target: a Hugging Face folder, what `dscout convert` made of one, or the embedded "smollm2-135m".
     data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
     num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
     init: "target" starts from the target's last layers, "fresh" from noise; a drafter's folder, ours or
