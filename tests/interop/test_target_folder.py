@@ -10,10 +10,11 @@ import pytest
 from interop_tools import edit_json, target_config, write_target
 from safetensors.numpy import save_file
 
-from dscout_jax.config import RopeConfig, TargetConfig
+from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.interop import default_mask_id, load_target, names, onto
 from dscout_jax.interop.safetensors import INDEX, SINGLE, TensorFolder
+from dscout_jax.models import Target
 from dscout_jax.ops import rope_angles
 from dscout_jax.sharding import make_mesh, shardings
 
@@ -270,6 +271,23 @@ def test_an_axis_that_does_not_divide_is_named(tmp_path):
 def test_targets_that_are_not_implemented_are_refused_by_name(changes, reason):
     with pytest.raises(UserError, match=reason):
         TargetConfig.from_hf(target_config().to_hf() | changes)
+
+
+def test_taps_outside_the_target_are_refused():
+    config = target_config()
+    for layer in (-1, 3):
+        with pytest.raises(UserError, match=rf"\[{layer}\] lie outside the target's layers 0\.\.2"):
+            jax.eval_shape(
+                lambda tokens, at=layer: Target(config).init(jax.random.key(0), tokens, taps=(at,)),
+                jnp.zeros((1, 2), jnp.int32),
+            )
+    for layer in (-1, 2):  # the last layer's output is only seen after the final norm
+        with pytest.raises(UserError, match="target_layer_ids"):
+            DrafterConfig.for_target(
+                config, num_layers=1, block_size=2, mask_token_id=261, target_layer_ids=(layer,)
+            )
+    with pytest.raises(UserError, match="no 5 different default taps"):
+        DrafterConfig.for_target(config, num_layers=5, block_size=2, mask_token_id=261)
 
 
 def test_what_is_no_target(tmp_path):
