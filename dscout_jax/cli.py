@@ -54,12 +54,12 @@ class Regenerate:
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from dscout_jax.interop import load_target
+        from train.convert import open_target
         from train.regenerate import regenerate
 
         options = dataclasses.asdict(self)
         prompts, out, dtype = options.pop("prompts"), options.pop("out"), options.pop("dtype")
-        loaded = load_target(options.pop("target"), _dtype(dtype), options.pop("cache_dir"))
+        loaded = open_target(options.pop("target"), _dtype(dtype), options.pop("cache_dir"))
         print(f"answers: {regenerate(loaded, prompts, out, **options)}")
 
 
@@ -74,12 +74,12 @@ class Train:
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from dscout_jax.interop import load_target
+        from train.convert import open_target
         from train.loop import train
         from train.settings import load_settings
 
         settings = load_settings(self.config)
-        loaded = load_target(settings.target, _dtype(settings.dtype), self.cache_dir)
+        loaded = open_target(settings.target, _dtype(settings.dtype), self.cache_dir)
         print(f"drafter: {train(settings, loaded, self.minutes)}")
 
 
@@ -132,12 +132,60 @@ class Explain:
 
 
 @dataclasses.dataclass
+class Export:
+    """Writes a run's checkpoint as a DFlash folder, which serving engines load."""
+
+    run: Word[Path]
+    """Folder of a training run, or of `dscout import`."""
+    out: Word[Path]
+    """The new folder; an earlier export of that name is replaced."""
+    step: int | None = None
+    """Default: the newest checkpoint."""
+    dtype: Dtype = "bfloat16"
+
+    def __call__(self) -> None:
+        from train.export import export
+
+        print(f"drafter: {export(self.run, self.out, self.step, _dtype(self.dtype))}")
+
+
+@dataclasses.dataclass
+class Import:
+    """Makes a run of a DFlash folder: an Orbax checkpoint to start a training from, or to decode with."""
+
+    drafter: Word[Path]
+    run: Word[Path]
+    """The new run folder."""
+
+    def __call__(self) -> None:
+        from train.export import import_drafter
+
+        print(f"run: {import_drafter(self.drafter, self.run)}")
+
+
+@dataclasses.dataclass
+class Convert:
+    """Writes a target as an Orbax checkpoint, or such a checkpoint back as its Hugging Face folder."""
+
+    source: Word[str]
+    """A Hugging Face folder, the embedded smollm2-135m, or what `dscout convert` wrote."""
+    out: Word[str]
+    """The new folder."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from train.convert import convert
+
+        print(f"target: {convert(self.source, self.out, self.cache_dir)}")
+
+
+@dataclasses.dataclass
 class Generate:
     """Streams the answer to a prompt, with or without a drafter."""
 
     prompt: Word[str]
     drafter: Path | None = None
-    """A DFlash folder; without one the target decodes alone."""
+    """A DFlash folder, or a run; without one the target decodes alone."""
     target: str = "smollm2-135m"
     dtype: Dtype = "float32"
     max_new_tokens: int = 128
@@ -149,7 +197,7 @@ class Generate:
     def __call__(self) -> None:
         from infer.generate import generate
 
-        generate(**dataclasses.asdict(self))
+        generate(**dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)})
 
 
 @dataclasses.dataclass
@@ -179,7 +227,7 @@ class Bench:
         from infer.benchmark import BenchmarkSettings, benchmark
         from infer.report import report
 
-        benchmark(BenchmarkSettings(**dataclasses.asdict(self)))
+        benchmark(BenchmarkSettings(**dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)}))
         print(report([self.out], self.out / "report"))
 
 
@@ -299,6 +347,9 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "lab": Lab,
     "ladder": LadderOf,
     "explain": Explain,
+    "export": Export,
+    "import": Import,
+    "convert": Convert,
     "generate": Generate,
     "bench": Bench,
     "bench-latency": BenchLatency,
@@ -307,6 +358,15 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "tune": Tune,
     "report": Report,
 }
+
+
+def _decodable(drafter: Path | None) -> Path | None:
+    """A run's newest checkpoint as a folder; anything else as it stands."""
+    if drafter is None or not (drafter / "drafter.json").is_file():
+        return drafter
+    from train.export import decodable
+
+    return decodable(drafter)
 
 
 def _dtype(name: str):

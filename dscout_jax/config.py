@@ -6,7 +6,12 @@ from typing import Any
 
 from dscout_jax.errors import UserError
 
-_ROPE_KINDS = ("default", "linear", "llama3")
+# Types of frequency scaling, and the numbers that each must be given.
+_ROPE_OPTIONS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,32 +30,29 @@ class RopeConfig:
         """Reads every spelling: `rope_theta`, `rope_parameters`, `rope_theta` + `rope_scaling`.
 
         Raises:
-            UserError: no theta at all, two spellings that disagree, or a scaling not implemented.
+            UserError: no theta at all, two spellings that disagree on anything, a scaling that is not
+                implemented or that lacks one of its numbers.
         """
-        nested = dict(hf.get("rope_parameters") or {})
-        scaling = dict(hf.get("rope_scaling") or {})
-        spelled = ((hf, "top level"), (nested, "rope_parameters"), (scaling, "rope_scaling"))
-        thetas = {where: m["rope_theta"] for m, where in spelled if m.get("rope_theta") is not None}
-        if not thetas:
+        given = _rope_options(hf)
+        if "rope_theta" not in given:
             raise UserError("config.json names no rope_theta (top level or in rope_parameters); add it")
-        if len({float(t) for t in thetas.values()}) > 1:
-            raise UserError(f"config.json gives rope_theta twice and differently: {thetas}; keep one")
-        kinds = {m.get("rope_type", m.get("type", "default")) for m in (nested, scaling) if m}
-        if len(kinds) > 1:
-            raise UserError(f"rope_parameters and rope_scaling disagree on the type: {sorted(kinds)}")
-        kind = kinds.pop() if kinds else "default"
-        if kind not in _ROPE_KINDS:
-            raise UserError(f"RoPE type {kind!r} is not implemented; implemented: {', '.join(_ROPE_KINDS)}")
-        options = scaling | nested
-        original = options.get("original_max_position_embeddings", hf.get("max_position_embeddings", 8192))
-        return cls(
-            theta=float(next(iter(thetas.values()))),
-            kind=kind,
-            factor=float(options.get("factor", 1.0)),
-            low_freq_factor=float(options.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(options.get("high_freq_factor", 4.0)),
-            original_max_position=int(original) if kind == "llama3" else 8192,
-        )
+        kind = given.get("rope_type", "default")
+        if kind not in _ROPE_OPTIONS:
+            raise UserError(f"RoPE type {kind!r} is not implemented; implemented: {', '.join(_ROPE_OPTIONS)}")
+        if kind == "default" and given.get("factor", 1.0) != 1.0:
+            raise UserError(f"config.json scales RoPE by factor {given['factor']} but names no rope_type")
+        if given.get("partial_rotary_factor", 1.0) != 1.0:
+            raise UserError(f"partial_rotary_factor {given['partial_rotary_factor']} is not implemented")
+        lacks = [name for name in _ROPE_OPTIONS[kind] if name not in given]
+        if lacks:
+            raise UserError(f"config.json lacks {', '.join(lacks)} of RoPE type {kind!r}; add it")
+        numbers = {name: float(given[name]) for name in _ROPE_OPTIONS[kind]}
+        if kind == "llama3":
+            original = given.get("original_max_position_embeddings") or hf.get("max_position_embeddings")
+            if original is None:
+                raise UserError("config.json lacks original_max_position_embeddings of RoPE type 'llama3'")
+            numbers["original_max_position"] = int(original)
+        return cls(theta=float(given["rope_theta"]), kind=kind, **numbers)
 
     def to_hf(self) -> dict[str, Any]:
         """Both spellings, so that old and new readers find theirs."""
@@ -68,6 +70,29 @@ class RopeConfig:
             }
         parameters = {"rope_theta": self.theta, **(scaling or {"rope_type": "default"})}
         return {"rope_theta": self.theta, "rope_scaling": scaling, "rope_parameters": parameters}
+
+
+def _rope_options(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a config.json says of RoPE, whatever the spelling; two that disagree are refused."""
+    spelled = {name: dict(hf.get(name) or {}) for name in ("rope_parameters", "rope_scaling")}
+    for where, options in spelled.items():
+        if any(isinstance(value, Mapping) for value in options.values()):
+            raise UserError(f"config.json gives {where} by layer type {sorted(options)}: not implemented")
+        if "type" in options:  # the older name; a file may give both
+            kind = options.pop("type")
+            if options.setdefault("rope_type", kind) != kind:
+                raise UserError(f"{where} has rope_type {options['rope_type']!r} and type {kind!r}; keep one")
+    given: dict[str, Any] = {}
+    for where, options in (("top level", {"rope_theta": hf.get("rope_theta")}), *spelled.items()):
+        for name, value in options.items():
+            if value is None:
+                continue
+            if given.setdefault(name, value) != value:
+                raise UserError(
+                    f"config.json gives {name} twice and differently: {given[name]!r}, and {value!r} in "
+                    f"{where}; keep one"
+                )
+    return given
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,8 @@ class Rows(NamedTuple):
 
 
 def load_rows(path: str | Path, seq_len: int, heldout: int) -> Rows:
-    """Reads answered rows; those cut before two answer tokens are left out.
+    """Reads answered rows, one document each, so that none can attend to another; those cut before two answer
+    tokens are left out.
 
     A prompt is held out whole: its other turns and other answers, ids of the same name before `#`, are
     neither trained on nor evaluated.

@@ -20,15 +20,15 @@ from dscout_jax.interop import (
     LoadedTarget,
     check_pair,
     default_mask_id,
-    load_provenance,
-    load_target,
     save_drafter,
 )
 from dscout_jax.models import Drafter, Target, target_head
 from dscout_jax.sharding import BATCH, make_mesh
 from train.checkpoint import Checkpoints
+from train.convert import open_target
 from train.dataset import Batch, batches, load_rows
 from train.evaluate import evaluate, make_hits
+from train.export import describe, load_start, refuse_imported
 from train.settings import TrainSettings
 from train.step import Features, Frozen, TrainState, first_state, make_features, make_optimizer, make_step
 
@@ -151,9 +151,10 @@ def train(
         UserError: before any work, for data, shapes or a run folder that do not fit.
     """
     run = Path(settings.run)
+    refuse_imported(run)
     rows = load_rows(settings.data, settings.seq_len, settings.heldout)
     dtype = jnp.dtype(settings.dtype)
-    target = target or load_target(settings.target, dtype)
+    target = target or open_target(settings.target, dtype)
     config = drafter_config(settings, target)
     contract = settings.contract() | {"fingerprint": target.fingerprint, "data": rows.digest}
     mesh = make_mesh()
@@ -179,6 +180,16 @@ def train(
         before = position["seconds"]
 
     frozen = jax.device_put(_frozen(target.params, settings, rows.train, target.config.vocab_size), whole)
+    draft_ids = None if frozen.ids is None else np.asarray(frozen.ids).tolist()
+    provenance = {
+        "target": target.name,
+        "target_fingerprint": target.fingerprint,
+        "recipe": settings.objective.name,
+        "settings": contract,
+    }
+    if settings.init not in get_args(Init):
+        provenance["started_from"] = load_start(settings.init)[2]
+    describe(run, config, provenance, target.tokenizer.special_ids, draft_ids)
     compute = make_features(module, drafter, settings.objective.sees_target)
     if kept is None and settings.cache_features:
         kept = {}
@@ -238,25 +249,14 @@ def train(
             raise SystemExit(0)
         if rows.heldout and at not in log.scores:
             log.write({"step": at, "eval": score(state)})
-    provenance = {
-        "target": target.name,
-        "target_fingerprint": target.fingerprint,
-        "recipe": settings.objective.name,
-        "steps": at,
-        "skipped_steps": int(state.skipped),
-        "heldout": log.scores.get(at),
-        "settings": contract,
-    }
-    if settings.init not in get_args(Init):
-        provenance["started_from"] = load_provenance(settings.init)
     return save_drafter(
         run / "drafter",
         config,
         jax.device_get(state.params),
-        provenance,
+        provenance | {"steps": at, "skipped_steps": int(state.skipped), "heldout": log.scores.get(at)},
         dtype=jnp.float32,
         special_ids=target.tokenizer.special_ids,
-        draft_ids=None if frozen.ids is None else np.asarray(frozen.ids).tolist(),
+        draft_ids=draft_ids,
     )
 
 

@@ -16,11 +16,11 @@ class TrainSettings:
     """One training run.
 
     objective: the three factors of the loss.
-    target: a Hugging Face folder, or the embedded "smollm2-135m".
+    target: a Hugging Face folder, what `dscout convert` made of one, or the embedded "smollm2-135m".
     data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
     num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
     init: "target" starts from the target's last layers, "fresh" from noise; a drafter's folder, ours or
-        another project's, from that drafter.
+        another project's, from that drafter; a run, trained or imported, from its newest checkpoint.
     seq_len: tokens a row is cut and padded to. batch: rows a step, in `accumulation` parts.
     num_anchors: blocks a row. query_budget: bound on the sum of a row's horizons.
     steps, learning_rate, warmup (share of steps), clip (global norm), weight_decay: AdamW, cosine to 0.

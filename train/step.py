@@ -11,9 +11,9 @@ import optax
 from dscout_jax.config import DrafterConfig
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init, init_drafter
-from dscout_jax.interop import load_drafter
 from dscout_jax.models import Drafter, Target, embed
 from dscout_jax.objective import factorized_loss, sample_blocks
+from train.export import load_start
 from train.settings import TrainSettings
 
 
@@ -80,7 +80,7 @@ def first_state(
     if settings.init in get_args(Init):
         params = init_drafter(config, jax.random.key(settings.seed), target_params, settings.init)
     else:
-        theirs, params = load_drafter(settings.init, dtype=jnp.float32)
+        theirs, params, _ = load_start(settings.init)
         same = dataclasses.replace(theirs, block_size=config.block_size, max_position=config.max_position)
         if same != config:
             mine = dataclasses.asdict(config)

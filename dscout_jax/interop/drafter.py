@@ -42,7 +42,7 @@ def save_drafter(
     params: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
     dtype: Any = jnp.bfloat16,
-    special_ids: Mapping[str, int] | None = None,
+    special_ids: Mapping[str, int | Sequence[int]] | None = None,
     draft_ids: Sequence[int] | None = None,
 ) -> Path:
     """Writes a DFlash folder that serving engines load; it appears when it is whole.
@@ -65,7 +65,7 @@ def save_drafter(
     if folder.is_dir() and any(folder.iterdir()) and not (folder / PROVENANCE).is_file():
         raise UserError(f"{folder} holds other files and is no earlier export; name a new folder")
     given = special_ids or {}
-    special = {f"{name}_id": int(given[name]) for name in _TEXT_TOKENS if name in given}
+    special = {f"{name}_id": given[name] for name in _TEXT_TOKENS if name in given}
     _check_mask(config, special)
     flat = names.flatten(params)
     expected = names.drafter_shapes(config)
@@ -93,7 +93,8 @@ def save_drafter(
             "provenance": dict(provenance or {}),
         }
         write_json(part / PROVENANCE, about)
-        readme = _readme(config, str((provenance or {}).get("target", "TARGET")), folder.name)
+        drafted = None if draft_ids is None else len(draft_ids)
+        readme = _readme(config, folder.name, provenance or {}, drafted)
         (part / "README.md").write_text(readme, encoding="utf-8")
     return folder
 
@@ -217,8 +218,8 @@ def _version() -> str:
         return "unknown"
 
 
-def _readme(config: DrafterConfig, target: str, name: str) -> str:
-    size = config.block_size
+def _readme(config: DrafterConfig, name: str, provenance: Mapping[str, Any], drafted: int | None) -> str:
+    size, target = config.block_size, str(provenance.get("target", "TARGET"))
     return f"""# {name}
 
 A DFlash block-diffusion drafter for `{target}`: {config.num_layers} layers, blocks of {size} slots of which
@@ -238,6 +239,22 @@ SGLang counts the slots of the block ({size}):
 python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH \\
   --speculative-draft-model-path ./{name} --speculative-num-draft-tokens {size}
 ```
+{_origin(provenance, drafted)}"""
 
-`{PROVENANCE}` says what the drafter was made from.
-"""
+
+def _origin(provenance: Mapping[str, Any], drafted: int | None) -> str:
+    """What the README says of where a drafter comes from, as far as it is known."""
+    mats = ((provenance.get("heldout") or {}).get("mat") or {}).items()
+    facts = {
+        "target fingerprint": provenance.get("target_fingerprint"),
+        "recipe": provenance.get("recipe"),
+        "steps": provenance.get("steps"),
+        "accepted tokens a round on held-out answers, the bonus included (MAT)": ", ".join(
+            f"{mat:.3f} at blocks of {size}" for size, mat in mats
+        ),
+        "trained to draft": f"the {drafted} ids of `{DRAFT_IDS}`; who does not read it drafts from all"
+        if drafted
+        else None,
+    }
+    lines = [f"- {what}: {value}" for what, value in facts.items() if value not in (None, "")]
+    return "\n".join(["", "Where it comes from:", "", *lines, f"- the rest: `{PROVENANCE}`", ""])

@@ -10,14 +10,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from tqdm import tqdm
 
 from dscout_jax.config import TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.interop import gguf, names
 from dscout_jax.interop.safetensors import TensorFolder, read_json
 from dscout_jax.interop.tokenizer import Tokenizer, load_tokenizer
+from dscout_jax.sharding import spec_of
 
-Place = Callable[[str, np.ndarray], jax.Array]
+Place = Callable[[str, np.ndarray, np.dtype], Any]
+"""(path, stored values, dtype) -> the array that stands in the tree. The values are a read-only view of the
+file: what is not touched is not read."""
+
+CONVERTED = "target.json"
+"""Marks a folder that `dscout convert` wrote."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +53,40 @@ def load_target(
     Args:
         source: a Hugging Face folder (config.json, safetensors, tokenizer.json), or "smollm2-135m", the
             target that a package carries; it is converted once into the cache, as an ordinary folder.
-        dtype: what the stored fp32, fp16 or bf16 values are cast to.
+        dtype: what the stored fp32, fp16 or bf16 values are cast to; None keeps what is stored.
         cache_dir: where the converted target lies; default $DSCOUT_CACHE, else ~/.cache/dscout.
-        place: puts one tensor on devices, given its path (`layers_0/mlp/up_proj/weight`) and its values
-            already in `dtype`; default: the default device. Tensors come one at a time.
+        place: puts one tensor on devices, given its path (`layers_0/mlp/up_proj/weight`); `onto(mesh)` is
+            one. Default: the default device. Tensors come one at a time.
 
     Raises:
         UserError: no such folder, a config that is not implemented, tensors that do not fit it.
     """
-    folder = _resolve(source, cache_dir)
-    raw = read_json(folder / "config.json")
-    config = TargetConfig.from_hf(raw)
+    folder = target_folder(source, cache_dir)
+    config, tokenizer = read_words(folder)
     tensors = TensorFolder(folder)
     shapes = {names.to_hf(path): shape for path, shape in names.target_shapes(config).items()}
     _forget_known_extras(tensors, config)
     tensors.check(shapes)
+    digest = hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode())
+    params = read_params(tensors, shapes, names.TARGET_PREFIX, dtype, place, digest)
+    return LoadedTarget(config, params, tokenizer, _name(source, folder), digest.hexdigest())
+
+
+def read_words(folder: str | Path) -> tuple[TargetConfig, Tokenizer]:
+    """A target's shapes and its tokenizer, with one set of stop tokens in both; no weights are read.
+
+    Raises:
+        UserError: no readable tokenizer, or one that knows more ids than the embedding has rows.
+    """
+    folder = Path(folder)
+    config = TargetConfig.from_hf(read_json(folder / "config.json"))
     tokenizer = load_tokenizer(folder, _stop_ids(folder, config))
     if tokenizer.size > config.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer knows {tokenizer.size} ids, the embedding has {config.vocab_size} "
             "rows; tokenizer.json belongs to another model"
         )
-    config = dataclasses.replace(config, eos_ids=tokenizer.stop_ids)
-    digest = hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode())
-    params = read_params(tensors, shapes, names.TARGET_PREFIX, dtype, place, digest)
-    return LoadedTarget(config, params, tokenizer, _name(source, folder), digest.hexdigest())
+    return dataclasses.replace(config, eos_ids=tokenizer.stop_ids), tokenizer
 
 
 def read_params(
@@ -80,22 +97,56 @@ def read_params(
     place: Place | None = None,
     digest: Any = None,
 ) -> dict[str, Any]:
-    """Reads the tensors named in `shapes` into a nested dict, one at a time.
+    """Reads the tensors named in `shapes` into a nested dict, one at a time, with a progress bar.
 
     Args:
         dtype: cast to this; None keeps what is stored.
         digest: a hash that takes in each tensor's name, shape and a sample of its bytes.
     """
     flat = {}
-    for name in sorted(shapes):
-        value = tensors.read(name)
-        if digest is not None:
-            digest.update(f"{name}{value.shape}{value.dtype}".encode())
-            digest.update(_sample(value))
-        path = names.from_hf(name, prefix)
-        value = value if dtype is None else value.astype(dtype)
-        flat[path] = jnp.asarray(value) if place is None else place(path, value)
+    views = {name: tensors.view(name) for name in sorted(shapes)}
+    total = sum(view.nbytes for view in views.values())
+    # Without a terminal there is no bar.
+    with tqdm(total=total, unit="B", unit_scale=True, desc=tensors.folder.name, disable=None) as bar:
+        for name in list(views):
+            value = views.pop(name)
+            if digest is not None:
+                digest.update(f"{name}{value.shape}{value.dtype}".encode())
+                digest.update(_sample(value))
+            path = names.from_hf(name, prefix)
+            kind = value.dtype if dtype is None else np.dtype(dtype)
+            flat[path] = (place or _on_default_device)(path, value, kind)
+            bar.update(value.nbytes)
     return names.nest(flat)
+
+
+def _on_default_device(path: str, value: np.ndarray, dtype: np.dtype) -> jax.Array:
+    # A copy, never the mapped pages: the file may change while the array lives.
+    return jnp.asarray(np.array(value, dtype))
+
+
+def onto(mesh: Mesh) -> Place:
+    """Puts tensors on a mesh by the table of `sharding`, one shard in host memory at a time.
+
+    A device gets its slice of the file and nothing else; copies of one slice on several devices are read
+    once each. Several hosts read their own devices' slices.
+    """
+
+    def place(path: str, value: np.ndarray, dtype: np.dtype) -> jax.Array:
+        sharding = NamedSharding(mesh, spec_of(path, value.shape, mesh))
+        shards = []
+        for device, index in sharding.addressable_devices_indices_map(value.shape).items():
+            shard = jax.device_put(np.array(value[index], dtype), device)
+            # The host's copy goes before the next one is made.
+            shards.append(shard.block_until_ready())
+        return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
+
+    return place
+
+
+def as_stored(path: str, value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A `place` that leaves tensors in host memory, as numpy arrays."""
+    return np.array(value, dtype)
 
 
 def default_mask_id(target: LoadedTarget) -> int:
@@ -116,7 +167,12 @@ def default_mask_id(target: LoadedTarget) -> int:
     return unused
 
 
-def _resolve(source: str | Path, cache_dir: str | Path | None) -> Path:
+def target_folder(source: str | Path, cache_dir: str | Path | None = None) -> Path:
+    """The Hugging Face folder of a target: `source` itself, or the embedded target's in the cache.
+
+    Raises:
+        UserError: no such folder, or one that holds a converted target.
+    """
     if source == gguf.NAME:
         return gguf.embedded_folder(cache_dir)
     folder = Path(source).expanduser()
@@ -124,6 +180,8 @@ def _resolve(source: str | Path, cache_dir: str | Path | None) -> Path:
         raise UserError(
             f"{source} is no folder; name a Hugging Face folder (download it first) or {gguf.NAME!r}"
         )
+    if (folder / CONVERTED).is_file():
+        raise UserError(f"{source} is an Orbax checkpoint; make a Hugging Face folder of it: dscout convert")
     return folder
 
 
@@ -141,7 +199,7 @@ def _forget_known_extras(tensors: TensorFolder, config: TargetConfig) -> None:
         del tensors.shapes[name]
     head, table = names.to_hf("lm_head/weight"), names.to_hf("embed_tokens/weight")
     if config.tie_embeddings and head in tensors.shapes and table in tensors.shapes:
-        if tensors.read(head).tobytes() != tensors.read(table).tobytes():
+        if tensors.view(head).tobytes() != tensors.view(table).tobytes():
             raise UserError(
                 f"{tensors.folder}: tie_word_embeddings is true but {head} differs from the embedding; "
                 "set it to false in config.json to use that head"

@@ -1,16 +1,19 @@
 """Safetensors folders: one reader (single file or sharded) and one writer.
 
-Files are memory-mapped, so checking names and shapes reads headers only. Anything wrong is refused before
-a tensor is read, with the names of what is wrong.
+Files are memory-mapped, so checking names and shapes reads headers only, and a tensor or a slice of one is
+read when its values are touched. Anything wrong is refused before a tensor is read, with the names of what
+is wrong.
 """
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -20,7 +23,7 @@ from dscout_jax.errors import UserError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def listing(names: Any, most: int = 8) -> str:
@@ -53,7 +56,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class TensorFolder:
-    """The tensors of a folder, opened and their headers read; `shapes` and `dtypes` by stored name.
+    """The tensors of a folder, headers read; `shapes`, `dtypes` and `files` by stored name.
 
     Raises:
         UserError: no safetensors file, a missing or truncated shard, a tensor that the index promises and
@@ -76,18 +79,21 @@ class TensorFolder:
         else:
             raise UserError(f"{self.folder} has neither {SINGLE} nor {INDEX}; name a safetensors folder")
 
-        self._open: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
+        self.files: dict[str, str] = {}
+        self.metadata: dict[str, dict[str, str]] = {}
+        self._begins: dict[str, int] = {}
         for file in files:
-            handle = _open(self.folder / file)
-            for name in handle.keys():  # noqa: SIM118 (a safetensors handle is not iterable)
-                if name in self._open:
+            begin, header = _header(self.folder / file)
+            self.metadata[file] = header.pop("__metadata__", None) or {}
+            for name, entry in header.items():
+                if name in self.files:
                     raise UserError(f"{self.folder}: tensor {name} stands in two shards; fetch it again")
-                view = handle.get_slice(name)
-                self._open[name] = handle
-                self.shapes[name] = tuple(view.get_shape())
-                self.dtypes[name] = view.get_dtype()
+                self.files[name] = file
+                self.shapes[name] = tuple(entry["shape"])
+                self.dtypes[name] = entry["dtype"]
+                self._begins[name] = begin + entry["data_offsets"][0]
         if weight_map is not None and (missing := set(weight_map) - set(self.shapes)):
             raise UserError(f"{self.folder}: no shard holds {listing(missing)}, which {INDEX} names")
         odd = {f"{name} ({kind})" for name, kind in self.dtypes.items() if kind not in DTYPES}
@@ -111,14 +117,23 @@ class TensorFolder:
         if faults:
             raise UserError(f"{self.folder} does not fit its config.json: {'; '.join(faults)}")
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, copied out of the mapped file."""
-        return self._open[name].get_tensor(name)
+    def view(self, name: str) -> np.ndarray:
+        """One tensor as it lies in the mapped file, read-only: only what is touched of it is read."""
+        shape, dtype = self.shapes[name], np.dtype(DTYPES[self.dtypes[name]])
+        # One map a tensor, dropped with it: pages of tensors already read do not stay.
+        size = math.prod(shape) * dtype.itemsize
+        if not size:
+            return np.zeros(shape, dtype)
+        raw = np.memmap(self.folder / self.files[name], np.uint8, "r", self._begins[name], size)
+        return raw.view(dtype, np.ndarray).reshape(shape)
 
 
-def _open(path: Path) -> Any:
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the data begins, and the header's entries; the library vouches that they fit the file."""
     try:
-        return safe_open(str(path), framework="np")
+        with safe_open(str(path), framework="np"), path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return 8 + size, json.loads(file.read(size))
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is truncated or not a safetensors file ({error}); fetch it again") from None
 

@@ -27,6 +27,18 @@ MARKED = CHATML.replace(
 TRIMMED = CHATML.replace("m['content'] +", "m['content'] | trim +")
 # The generation prompt opens the thought, and the history closes it.
 OPENED = CHATML.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}")
+# Qwen3's way with thoughts in few lines: the last answer gets one, an empty one if need be; older ones lose
+# theirs; without thinking the prompt closes it.
+THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' %}"
+    "{% set parts = m['content'].split('</think>') %}{% set words = parts[-1].lstrip('\n') %}"
+    "{% set thought = parts[0].split('<think>')[-1].strip('\n') if parts | length > 1 else '' %}"
+    "{{ '<think>\n' + thought + '\n</think>\n\n' + words if loop.last else words }}"
+    "{% else %}{{ m['content'] }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
 
 
 def _tokenizer(template: str | None = CHATML) -> Tokenizer:
@@ -131,6 +143,12 @@ def _qwen3() -> Path | None:
     return folder if (folder / "tokenizer.json").is_file() else None
 
 
+@pytest.fixture(scope="module", params=["Qwen3's own", "small"])
+def thinker(request) -> Tokenizer:
+    """Qwen3's tokenizer, where it is at hand, and a small one with its manners."""
+    return _tokenizer(THINKING) if request.param == "small" else request.getfixturevalue("qwen3")
+
+
 @pytest.fixture(scope="module")
 def qwen3() -> Tokenizer:
     folder = _qwen3()
@@ -142,32 +160,36 @@ def qwen3() -> Tokenizer:
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
 @pytest.mark.parametrize("thinking", [None, False, True])
 @pytest.mark.parametrize("last_only", [False, True])
-def test_qwen3_learns_words_never_the_empty_thought(qwen3, system, thinking, last_only):
+def test_words_are_learnt_never_the_empty_thought(thinker, system, thinking, last_only):
     words = [*WORDS[:2], WORDS[2].lstrip("\n")]  # the template itself trims the last turn
     ends = [text + "<|im_end|>" for text in words]
-    assert _learnt(qwen3, system + ONE, thinking=thinking) == ends[:1]
+    assert _learnt(thinker, system + ONE, thinking=thinking) == ends[:1]
     options = {"thinking": thinking, "last_only": last_only}
-    assert _learnt(qwen3, system + THREE, **options) == (ends[-1:] if last_only else ends)
-    ids, mask = qwen3.chat_with_mask(system + THREE, thinking=thinking)
-    assert ids == qwen3.chat(system + THREE, thinking=thinking, generate=False)
-    assert CLOSED in qwen3.decode(ids)
-    assert "think" not in qwen3.decode([i for i, learn in zip(ids, mask, strict=True) if learn])
+    assert _learnt(thinker, system + THREE, **options) == (ends[-1:] if last_only else ends)
+    ids, mask = thinker.chat_with_mask(system + THREE, thinking=thinking)
+    assert ids == thinker.chat(system + THREE, thinking=thinking, generate=False)
+    assert CLOSED in thinker.decode(ids)
+    assert "think" not in thinker.decode([i for i, learn in zip(ids, mask, strict=True) if learn])
 
 
-def test_qwen3_learns_a_real_thought_and_forgets_old_ones(qwen3):
+def test_a_real_thought_is_learnt_and_old_ones_are_forgotten(thinker):
     thought = "<think>\nCount them.\n</think>\n\nThree."
     turns = [ASK[0], {"role": "assistant", "content": thought}]
-    assert _learnt(qwen3, turns, thinking=True) == [thought + "<|im_end|>"]
-    assert _learnt(qwen3, [*turns, *THREE[2:4]], thinking=True) == [
+    assert _learnt(thinker, turns, thinking=True) == [thought + "<|im_end|>"]
+    assert _learnt(thinker, [*turns, *THREE[2:4]], thinking=True) == [
         "Three.<|im_end|>",
         WORDS[1] + "<|im_end|>",
     ]
 
 
-def test_qwen3_prompt_without_thinking_is_the_prefix_of_the_row(qwen3):
-    prompt = qwen3.chat([SYSTEM, ASK[0]], thinking=False)
-    assert qwen3.decode(prompt, skip_special=False).endswith("assistant\n" + CLOSED)
-    ids, mask = qwen3.chat_with_mask([SYSTEM, *ONE], thinking=False)
+def test_the_prompt_without_thinking_is_the_prefix_of_the_row(thinker):
+    prompt = thinker.chat([SYSTEM, ASK[0]], thinking=False)
+    assert thinker.decode(prompt, skip_special=False).endswith("assistant\n" + CLOSED)
+    assert not thinker.decode(thinker.chat(ASK[:1], thinking=True)).endswith(CLOSED)
+    ids, mask = thinker.chat_with_mask([SYSTEM, *ONE], thinking=False)
     assert ids[: len(prompt)] == prompt
     assert not any(mask[: len(prompt)]) and mask[len(prompt)]
+
+
+def test_qwen3_has_one_stop_token_and_spare_rows(qwen3):
     assert qwen3.stop_ids == (151645,) and qwen3.size == 151669

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -9,9 +10,13 @@ import pytest
 from interop_tools import edit_json, target_config, write_target
 from safetensors.numpy import save_file
 
+from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
-from dscout_jax.interop import default_mask_id, load_target, names
+from dscout_jax.interop import default_mask_id, load_target, names, onto
 from dscout_jax.interop.safetensors import INDEX, SINGLE, TensorFolder
+from dscout_jax.models import Target
+from dscout_jax.ops import rope_angles
+from dscout_jax.sharding import make_mesh, shardings
 
 
 def _flat(loaded):
@@ -61,9 +66,9 @@ def test_place_gets_every_tensor_in_the_asked_dtype(tmp_path):
     write_target(tmp_path, target_config())
     seen = {}
 
-    def place(path, value):
-        seen[path] = value.dtype
-        return jnp.asarray(value)
+    def place(path, value, dtype):
+        seen[path] = dtype
+        return jnp.asarray(np.array(value, dtype))
 
     load_target(tmp_path, place=place)
     assert seen.keys() == names.target_shapes(target_config()).keys()
@@ -142,20 +147,147 @@ def test_harmless_extras_of_old_exporters(tmp_path):
         load_target(tmp_path)
 
 
-def test_rope_spellings_load_alike_and_none_is_refused(tmp_path):
-    write_target(tmp_path, target_config())
-    config = tmp_path / "config.json"
-    both = load_target(tmp_path).config
-    edit_json(config, rope_parameters=None)
-    assert load_target(tmp_path).config == both
-    edit_json(config, rope_theta=None, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
-    assert load_target(tmp_path).config == both
-    edit_json(config, rope_theta=1e6)
-    with pytest.raises(UserError, match="differently"):
-        load_target(tmp_path)
-    edit_json(config, rope_theta=None, rope_parameters=None)
-    with pytest.raises(UserError, match="rope_theta"):
-        load_target(tmp_path)
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SPELLINGS = {
+    "default": [
+        {"rope_theta": 1e6},
+        {"rope_theta": 1000000, "rope_scaling": None},
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+        {"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e6}},
+    ],
+    "linear": [
+        {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 4}},
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0}},
+    ],
+    "llama3": [
+        {"rope_theta": 1e6, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "llama3", **LLAMA3}},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", SPELLINGS)
+def test_rope_spellings_give_equal_angles(kind):
+    raw = {k: v for k, v in target_config().to_hf().items() if not k.startswith("rope")}
+    positions = jnp.array([0, 1, 77, 4000])
+    plain = rope_angles(RopeConfig(1e6), 8, positions)
+    for spelling in SPELLINGS[kind]:
+        rope = TargetConfig.from_hf(raw | spelling).rope
+        assert rope == TargetConfig.from_hf(raw | SPELLINGS[kind][0]).rope and rope.kind == kind
+        angles = rope_angles(rope, 8, positions)
+        assert (np.asarray(angles) == np.asarray(plain)).all() == (kind == "default")
+        # What is written out again holds every spelling, and reads back.
+        written = rope.to_hf()
+        assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 1e6
+        for part in ("rope_parameters", "rope_scaling"):
+            assert TargetConfig.from_hf(raw | {"rope_theta": 1e6, part: written[part]}).rope == rope
+
+
+@pytest.mark.parametrize(
+    "spelling, reason",
+    [
+        ({}, "names no rope_theta"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "names no rope_theta"),
+        ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta twice and differently"),
+        (
+            {
+                "rope_theta": 1e6,
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+            },
+            "factor twice and differently",
+        ),
+        (
+            {
+                "rope_theta": 1e6,
+                "rope_parameters": {"rope_type": "default"},
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+            },
+            "rope_type twice and differently",
+        ),
+        ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "llama3", "type": "linear"}}, "keep one"),
+        ({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not implemented"),
+        ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "dynamic"}}, "'dynamic' is not implemented"),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "longrope"}}, "'longrope' is not implemented"),
+        ({"rope_theta": 1e6, "rope_scaling": {"factor": 4.0}}, "names no rope_type"),
+        ({"rope_theta": 1e6, "rope_scaling": {"type": "linear"}}, "lacks factor"),
+        ({"rope_theta": 1e6, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "by layer type"),
+        ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ],
+)
+def test_rope_that_is_missing_doubled_or_foreign_is_refused(spelling, reason):
+    raw = {k: v for k, v in target_config().to_hf().items() if not k.startswith("rope")}
+    with pytest.raises(UserError, match=reason):
+        TargetConfig.from_hf(raw | spelling)
+
+
+@pytest.mark.parametrize("axes", [(1, 2, 4), (2, 4, 1), (8, 1, 1)])
+def test_a_mesh_gets_the_same_values_shard_by_shard(tmp_path, axes, monkeypatch):
+    sizes = dict(num_heads=8, num_kv_heads=4, head_dim=4, vocab_size=264, tie_embeddings=False)
+    stored = write_target(tmp_path, target_config(**sizes), ml_dtypes.bfloat16, shard_bytes=8000)
+    made = []
+    put = jax.device_put
+
+    def counted(value, device):
+        made.append(value.size)
+        return put(value, device)
+
+    monkeypatch.setattr(jax, "device_put", counted)
+    mesh = make_mesh(*axes)
+    loaded = load_target(tmp_path, jnp.float32, place=onto(mesh))
+    monkeypatch.undo()
+    assert loaded.fingerprint == load_target(tmp_path).fingerprint
+    assert jax.tree.map(lambda a: a.sharding, loaded.params) == shardings(loaded.params, mesh)
+    for name, value in _flat(loaded).items():
+        np.testing.assert_array_equal(value, stored[name].astype(np.float32))
+    # Never more than one device's slice at a time: of the largest tensor, what its axes leave of it.
+    assert max(made) == stored["lm_head.weight"].size // (axes[1] * axes[2])
+    assert len(made) == 8 * len(stored)
+
+
+def test_an_axis_that_does_not_divide_is_named(tmp_path):
+    write_target(tmp_path, target_config(vocab_size=265))
+    with pytest.raises(UserError, match=r"embed_tokens.*265 is not divisible by the 8"):
+        load_target(tmp_path, place=onto(make_mesh(fsdp=1, tensor=8, data=1)))
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"model_type": "mistral"}, "'mistral' is not implemented"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding_attention"),
+    ],
+)
+def test_targets_that_are_not_implemented_are_refused_by_name(changes, reason):
+    with pytest.raises(UserError, match=reason):
+        TargetConfig.from_hf(target_config().to_hf() | changes)
+
+
+def test_taps_outside_the_target_are_refused():
+    config = target_config()
+    for layer in (-1, 3):
+        with pytest.raises(UserError, match=rf"\[{layer}\] lie outside the target's layers 0\.\.2"):
+            jax.eval_shape(
+                lambda tokens, at=layer: Target(config).init(jax.random.key(0), tokens, taps=(at,)),
+                jnp.zeros((1, 2), jnp.int32),
+            )
+    for layer in (-1, 2):  # the last layer's output is only seen after the final norm
+        with pytest.raises(UserError, match="target_layer_ids"):
+            DrafterConfig.for_target(
+                config, num_layers=1, block_size=2, mask_token_id=261, target_layer_ids=(layer,)
+            )
+    with pytest.raises(UserError, match="no 5 different default taps"):
+        DrafterConfig.for_target(config, num_layers=5, block_size=2, mask_token_id=261)
 
 
 def test_what_is_no_target(tmp_path):

@@ -1,0 +1,22 @@
+"""DScout drafter for Qwen3-8B: as configs/qwen3_4b.py, on that target's widths and layers.
+
+Reproduces: nothing yet.
+Hardware: an accelerator with 140 GB or a pod slice; not yet tried.
+Cost: not yet measured.
+Commands (the target from Hugging Face first, into models/Qwen3-8B):
+    dscout regenerate PROMPTS.jsonl runs/qwen3_8b/answers.jsonl --target models/Qwen3-8B \\
+        --dtype bfloat16 --max-new-tokens 2048 --thinking False
+    dscout train configs/qwen3_8b.py
+    dscout export runs/qwen3_8b exports/Qwen3-8B-DScout
+"""
+
+import dataclasses
+
+from configs import qwen3_4b
+
+config = dataclasses.replace(
+    qwen3_4b.config,
+    data="runs/qwen3_8b/answers.jsonl",
+    run="runs/qwen3_8b",
+    target="models/Qwen3-8B",
+)
