@@ -1,13 +1,19 @@
 """The block-diffusion drafter (DFlash semantics): one forward drafts a whole block."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dscout_jax import ops
 from dscout_jax.config import DrafterConfig
 from dscout_jax.models.cache import KVCache
 from dscout_jax.models.layers import MLP, Linear, RMSNorm
+
+Remat = Literal["none", "layer", "all"]
+"""What the backward pass computes again: nothing; each layer but what its attention gave; each layer."""
 
 
 class DraftAttention(nn.Module):
@@ -39,7 +45,8 @@ class DraftAttention(nn.Module):
         q = ops.apply_rope(self.q_norm(q), ops.rope_angles(c.rope, c.head_dim, positions_BxNxW))
         k, v = self.key_value(h_BxNxWxD, positions_BxNxW)
         out = ops.block_attention(q, k, v, *context_kv, anchors_BxN, horizons_BxN, chunk)
-        return self.o_proj(out.reshape(*h_BxNxWxD.shape[:-1], -1))
+        out = checkpoint_name(out.reshape(*h_BxNxWxD.shape[:-1], -1), "attention")
+        return self.o_proj(out)
 
 
 class DraftBlock(nn.Module):
@@ -69,12 +76,18 @@ class Drafter(nn.Module):
 
     config: DrafterConfig
     dtype: jnp.dtype = jnp.float32
+    remat: Remat = "none"
 
     def setup(self) -> None:
         c = self.config
         self.fc = Linear(c.hidden_size, self.dtype)
         self.hidden_norm = RMSNorm(c.rms_norm_eps)
-        self.layers = [DraftBlock(c, self.dtype) for _ in range(c.num_layers)]
+        layer = DraftBlock
+        if self.remat != "none":
+            saved = ("attention",) if self.remat == "layer" else ()
+            policy = jax.checkpoint_policies.save_only_these_names(*saved)
+            layer = nn.remat(DraftBlock, policy=policy, static_argnums=(6,))
+        self.layers = [layer(c, self.dtype) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def context(self, taps_BxSxCD: jax.Array) -> jax.Array:
