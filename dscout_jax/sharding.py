@@ -8,7 +8,7 @@ left to XLA.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,17 +23,17 @@ AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
 BATCH = PartitionSpec(ROWS)
 
-# Weights are [out, in]; `layers` without a number holds stacked layers, one more axis in front. Each
-# parameter of target and drafter matches exactly one line.
+# Weights are [out, in]; `layers` without a number holds stacked layers, one more axis in front, and inside a
+# scan over them no `layers` is left. Each parameter of target and drafter matches exactly one line.
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(embed_tokens|lm_head)/weight", PartitionSpec("tensor", "fsdp")),
     (r"fc/weight", PartitionSpec("fsdp", None)),
-    (r"layers(_\d+)?/self_attn/[qkv]_proj/weight", PartitionSpec("tensor", "fsdp")),
-    (r"layers(_\d+)?/self_attn/o_proj/weight", PartitionSpec("fsdp", "tensor")),
-    (r"layers(_\d+)?/self_attn/[qk]_norm/weight", PartitionSpec()),
-    (r"layers(_\d+)?/mlp/(gate|up)_proj/weight", PartitionSpec("tensor", "fsdp")),
-    (r"layers(_\d+)?/mlp/down_proj/weight", PartitionSpec("fsdp", "tensor")),
-    (r"layers(_\d+)?/(input|post_attention)_layernorm/weight", PartitionSpec()),
+    (r"(layers(_\d+)?/)?self_attn/[qkv]_proj/weight", PartitionSpec("tensor", "fsdp")),
+    (r"(layers(_\d+)?/)?self_attn/o_proj/weight", PartitionSpec("fsdp", "tensor")),
+    (r"(layers(_\d+)?/)?self_attn/[qk]_norm/weight", PartitionSpec()),
+    (r"(layers(_\d+)?/)?mlp/(gate|up)_proj/weight", PartitionSpec("tensor", "fsdp")),
+    (r"(layers(_\d+)?/)?mlp/down_proj/weight", PartitionSpec("fsdp", "tensor")),
+    (r"(layers(_\d+)?/)?(input|post_attention)_layernorm/weight", PartitionSpec()),
     (r"(hidden_norm|norm)/weight", PartitionSpec()),
 )
 
@@ -133,6 +133,13 @@ def by_rows(tree: Any) -> Any:
     is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
     keep = lambda axis: None if axis == "tensor" else axis  # noqa: E731
     return jax.tree.map(lambda spec: PartitionSpec(*map(keep, spec)), tree, is_leaf=is_spec)
+
+
+def over_rows(fun: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`fun` on each device's own rows. Sums over devices are written out by hand, hence no check of them."""
+    return jax.shard_map(
+        fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(ROWS), check_vma=False
+    )
 
 
 def whole(path: str, weight: jax.Array, dtype: Any = None) -> jax.Array:

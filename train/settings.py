@@ -33,7 +33,7 @@ class TrainSettings:
     save_every: steps between checkpoints, of which `keep` are kept.
     chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, a divisor
         of num_anchors; None: all. remat: what the backward pass computes again instead of keeping it.
-    stack_target: scans the target's layers instead of laying them out; for large targets on accelerators.
+    scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
     mesh: devices along (data, fsdp, tensor); None: as few shares of the weights as the memory asks for.
     """
 
@@ -67,7 +67,7 @@ class TrainSettings:
     chunk: int = 512
     attention_chunk: int | None = None
     remat: Remat = "none"
-    stack_target: bool = False
+    scan_layers: bool = False
     mesh: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:

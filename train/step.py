@@ -15,7 +15,8 @@ from dscout_jax.initialise import Init, init_drafter
 from dscout_jax.interop import load_drafter
 from dscout_jax.models import Drafter, StackedTarget, Target, embed
 from dscout_jax.objective import factorized_loss, sample_blocks
-from dscout_jax.sharding import BATCH, ROWS, by_rows, shardings, spec_of, specs, whole
+from dscout_jax.sharding import BATCH, ROWS, by_rows, over_rows, shardings, spec_of, specs, whole
+from train.hosts import put
 from train.settings import TrainSettings
 
 
@@ -104,6 +105,27 @@ def frozen_specs(frozen: Frozen, mesh: Mesh) -> Frozen:
     return Frozen({"weight": table}, head, ids, rows)
 
 
+def spread_state(
+    settings: TrainSettings,
+    config: DrafterConfig,
+    target_params: dict[str, Any],
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+) -> TrainState:
+    """`first_state` on a mesh, made where it stays: it need not fit one device."""
+
+    def make(params):
+        return first_state(settings, config, params, optimizer)
+
+    if settings.init not in get_args(Init):
+        # Read in host memory: as constants of a program the values would be compiled in.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            state = make(None)
+        return put(state, shardings(state, mesh))
+    places = shardings(jax.eval_shape(make, target_params), mesh)
+    return jax.jit(make, out_shardings=places)(target_params)
+
+
 def make_features(
     target: Target | StackedTarget, drafter: Drafter, sees_target: bool, mesh: Mesh | None = None
 ) -> Callable[..., Features]:
@@ -119,16 +141,9 @@ def make_features(
 
     def spread(params: dict[str, Any], tokens_BxS: jax.Array) -> Features:
         weights = by_rows(specs(params, mesh))
-        return _over_rows(features, mesh, (weights, BATCH), BATCH)(params, tokens_BxS)
+        return over_rows(features, mesh, (weights, BATCH), BATCH)(params, tokens_BxS)
 
     return jax.jit(features if mesh is None else spread)
-
-
-def _over_rows(fun: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`fun` on each device's own rows. Sums over devices are written out by hand, hence no check of them."""
-    return jax.shard_map(
-        fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(ROWS), check_vma=False
-    )
 
 
 def make_step(
@@ -210,7 +225,7 @@ def make_step(
             return jax.lax.psum(found, ROWS), jax.tree.map(summed, grads, weights)
 
         put = (weights, by_rows(frozen_specs(frozen, mesh)), PartitionSpec(), *(BATCH for _ in parts))
-        return _over_rows(local, mesh, put, (PartitionSpec(), weights))(params, frozen, key, *parts)
+        return over_rows(local, mesh, put, (PartitionSpec(), weights))(params, frozen, key, *parts)
 
     totals = accumulated if mesh is None else over_mesh
 

@@ -72,11 +72,13 @@ class Drafter(nn.Module):
     """Drafts the tokens after an anchor from the target's tapped features.
 
     `context` and `context_kv` run once a token, `block` once a round; training calls the whole.
+    `scan` compiles one layer in place of all, at the price of a copy of the weights.
     """
 
     config: DrafterConfig
     dtype: jnp.dtype = jnp.float32
     remat: Remat = "none"
+    scan: bool = False
 
     def setup(self) -> None:
         c = self.config
@@ -84,9 +86,7 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(c.rms_norm_eps)
         layer = DraftBlock
         if self.remat != "none":
-            saved = ("attention",) if self.remat == "layer" else ()
-            policy = jax.checkpoint_policies.save_only_these_names(*saved)
-            layer = nn.remat(DraftBlock, policy=policy, static_argnums=(6,))
+            layer = nn.remat(DraftBlock, policy=self._policy(), static_argnums=(6,))
         self.layers = [layer(c, self.dtype) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
@@ -121,9 +121,29 @@ class Drafter(nn.Module):
             horizons_BxN = jnp.full(anchors_BxN.shape, W, jnp.int32)
         positions = anchors_BxN[..., None] + jnp.arange(W, dtype=jnp.int32)
         x = x_BxNxWxD.astype(self.dtype)
+        if self.scan and not self.is_initializing():
+            return self.norm(self._scanned(x, positions, anchors_BxN, horizons_BxN, context, chunk))
         for layer, k, v in zip(self.layers, context.k, context.v, strict=True):
             x = layer(x, positions, anchors_BxN, horizons_BxN, (k, v), chunk)
         return self.norm(x)
+
+    def _policy(self):
+        saved = ("attention",) if self.remat == "layer" else ()
+        return jax.checkpoint_policies.save_only_these_names(*saved)
+
+    def _scanned(self, x, positions, anchors, horizons, context: KVCache, chunk):
+        params = self.variables["params"]
+        weights = [params[f"layers_{i}"] for i in range(self.config.num_layers)]
+        block = DraftBlock(self.config, self.dtype, parent=None)
+
+        def layer(x, part):
+            weights, k, v = part
+            return block.apply({"params": weights}, x, positions, anchors, horizons, (k, v), chunk), None
+
+        if self.remat != "none":
+            layer = jax.checkpoint(layer, policy=self._policy(), prevent_cse=False)
+        stacked = jax.tree.map(lambda *w: jnp.stack(w), *weights)
+        return jax.lax.scan(layer, x, (stacked, jnp.stack(context.k), jnp.stack(context.v)))[0]
 
     def __call__(
         self,

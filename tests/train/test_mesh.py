@@ -1,22 +1,20 @@
 """Replicated, FSDP and tensor runs on 8 devices give the losses and gradients of one device."""
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
-from dscout_jax.errors import UserError
 from dscout_jax.models import Drafter, StackedTarget, Target, stack_layers, target_head
 from dscout_jax.objective import Objective
 from dscout_jax.objective.inclusion import mixed
 from dscout_jax.objective.prediction import ce, mixture, soft_ce
 from dscout_jax.objective.weighting import awl
-from dscout_jax.sharding import BATCH, choose_fsdp, make_mesh, named, shardings, spec_of, specs
+from dscout_jax.sharding import BATCH, make_mesh, named, shardings
 from train.settings import TrainSettings
 from train.step import Frozen, first_state, frozen_specs, make_features, make_optimizer, make_step
 
@@ -58,14 +56,14 @@ def params():
 def one_step(params, mesh=None, settings=SETTINGS, seen=False):
     """(features, metrics, gradients) of a first step; Adam's first moment is a tenth of the gradient."""
     optimizer = make_optimizer(settings)
-    drafter = Drafter(SHAPE, remat=settings.remat)
+    drafter = Drafter(SHAPE, remat=settings.remat, scan=settings.scan_layers)
     state = first_state(settings, SHAPE, params, optimizer)
     frozen = Frozen(params["embed_tokens"], target_head(params))
     if seen:
         ids = jnp.arange(2, 47)
         frozen = Frozen(params["embed_tokens"], frozen.head[ids], ids, jnp.maximum(jnp.arange(48) - 2, 0))
     target = Target(CONFIG)
-    if settings.stack_target:
+    if settings.scan_layers:
         target, params = StackedTarget(CONFIG, CONFIG.num_layers), stack_layers(params, CONFIG.num_layers)
     arrays = batch()
     if mesh is not None:
@@ -92,9 +90,8 @@ def check(found, alone):
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
-        ((8, 1, 1), {}),
         ((1, 8, 1), {"remat": "all", "attention_chunk": 2}),
-        ((2, 2, 2), {"remat": "layer", "attention_chunk": 2, "stack_target": True, "accumulation": 2}),
+        ((2, 2, 2), {"remat": "layer", "attention_chunk": 2, "scan_layers": True, "accumulation": 2}),
     ],
 )
 def test_meshes_give_one_devices_losses_and_gradients(params, alone, sizes, options):
