@@ -72,15 +72,43 @@ class Train:
     minutes: float | None = None
     """Stop after this long, saved; the next run goes on."""
     cache_dir: Path | None = None
+    coordinator: str | None = None
+    """host:port of the first of several processes; TPU slices, Slurm and Open MPI tell by themselves."""
+    processes: int | None = None
+    process_id: int | None = None
 
     def __call__(self) -> None:
         from train.convert import open_target
+        from train.hosts import join
         from train.loop import train
         from train.settings import load_settings
 
+        join(self.coordinator, self.processes, self.process_id)
         settings = load_settings(self.config)
         loaded = open_target(settings.target, _dtype(settings.dtype), self.cache_dir)
         print(f"drafter: {train(settings, loaded, self.minutes)}")
+
+
+@dataclasses.dataclass
+class Plan:
+    """Compiles a config's step for chips that are not here: memory, collectives, a bound on the time."""
+
+    config: Word[Path]
+    """Of its target only config.json is read."""
+    topology: str
+    """A TPU slice, such as v5p:4x4x4 (needs the extra `plan`), or simulated devices, such as cpu:8."""
+    batch: int | None = None
+    """Global; default the config's."""
+    mesh: tuple[int, int, int] | None = None
+    """Devices along data, fsdp and tensor; default the config's."""
+    out: Path | None = None
+    """Without an ending; .json and .md are added."""
+
+    def __call__(self) -> None:
+        from train.plan import plan
+
+        options = dataclasses.asdict(self)
+        print(plan(options.pop("config"), options.pop("topology"), **options))
 
 
 @dataclasses.dataclass
@@ -344,6 +372,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "quickstart": Quickstart,
     "regenerate": Regenerate,
     "train": Train,
+    "plan": Plan,
     "lab": Lab,
     "ladder": LadderOf,
     "explain": Explain,

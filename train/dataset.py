@@ -72,8 +72,13 @@ def stack(rows: list[Batch]) -> Batch:
     return Batch(*(np.stack(x) for x in zip(*rows, strict=True)))
 
 
-def batches(rows: list[Batch], batch: int, seed: int) -> grain.DatasetIterator:
-    """An endless iterator of batches; `get_state` and `set_state` move it exactly."""
-    data = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat()
-    data = data.map(lambda i: rows[i]).batch(batch, batch_fn=stack)
+def batches(rows: list[Batch], batch: int, seed: int, own: np.ndarray | None = None) -> grain.DatasetIterator:
+    """An endless iterator of batches; `get_state` and `set_state` move it exactly.
+
+    Args:
+        own: places, in the batch, of the rows that this process reads; None: all. The order is that of the
+            whole batch, so that a run goes on with the same rows on another number of processes.
+    """
+    data = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().batch(batch)
+    data = data.map(lambda ids: stack([rows[i] for i in (ids if own is None else ids[own])]))
     return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=0)))

@@ -1,43 +1,62 @@
 """Acceptance on held-out answers without decoding: the walk that decoding would take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from dscout_jax import ops
 from dscout_jax.models import Drafter, embed
-from train.dataset import Batch
-from train.step import Frozen
+from dscout_jax.sharding import BATCH, by_rows, over_rows, specs, whole
+from train.step import Frozen, frozen_specs
 
 
-def make_hits(drafter: Drafter, block_size: int, chunk: int = 512) -> Callable[..., jax.Array]:
-    """(params, frozen, taps [1, S, CD], tokens [S]) -> [S, W-1] bool; jitted.
+def make_hits(
+    drafter: Drafter, block_size: int, chunk: int = 512, mesh: Mesh | None = None
+) -> Callable[..., jax.Array]:
+    """(params, frozen, taps [R, S, CD], tokens [R, S]) -> [R, S, W-1] bool; jitted.
 
-    Entry [t, k-1]: drafted from the anchor at t, slot k's argmax is the text's token at t + k. The blocks are
-    truly `block_size` = W long: a slot sees all of its block, so a longer block's first slots differ.
+    Entry [r, t, k-1]: drafted from the anchor at t, slot k's argmax is the text's token at t + k. The blocks
+    are truly `block_size` = W long: a slot sees all of its block, so a longer block's first slots differ.
+
+    Args:
+        chunk: slots worked on at a time. mesh: as in `make_step`; R is then a multiple of data x fsdp.
     """
     W, mask = block_size, drafter.config.mask_token_id
+    count = max(1, chunk // (W - 1))
 
-    @jax.jit
-    def hits(params, frozen: Frozen, taps_1xSxCD, tokens_S):
+    def one_row(params, table, head, ids_R, taps_SxCD, tokens_S):
         S = tokens_S.shape[0]
-        anchors = jnp.arange(S, dtype=jnp.int32)
-        ids_SxW = jnp.full((S, W), mask, jnp.int32).at[:, 0].set(tokens_S)
-        x_1xSxWxD = embed({"embed_tokens": frozen.embed_tokens}, ids_SxW)[None]
-        hidden = drafter.apply({"params": params}, taps_1xSxCD, x_1xSxWxD, anchors[None])[0, :, 1:]
-        rows = hidden.reshape(S * (W - 1), -1)
-        size = min(chunk, len(rows))
-        rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0))).reshape(-1, size, rows.shape[1])
-        best = jax.lax.map(lambda r: ops.argmax(ops.head_logits(r, frozen.head)), rows)
-        best = best if frozen.ids is None else frozen.ids[best]
-        best = best.reshape(-1)[: S * (W - 1)].reshape(S, W - 1)
-        at = anchors[:, None] + jnp.arange(1, W)
-        return (best == tokens_S[jnp.minimum(at, S - 1)]) & (at < S)
+        apply = partial(drafter.apply, {"params": params})
+        positions = jnp.arange(S, dtype=jnp.int32)
+        context = apply(apply(taps_SxCD[None], method="context"), positions[None], method="context_kv")
 
-    return hits
+        def best(anchors_N):
+            ids_NxW = jnp.full((count, W), mask, jnp.int32).at[:, 0].set(tokens_S[anchors_N])
+            x_1xNxWxD = embed({"embed_tokens": {"weight": table}}, ids_NxW)[None]
+            hidden = apply(x_1xNxWxD, anchors_N[None], context, method="block")[0, :, 1:]
+            found = ops.argmax(ops.head_logits(hidden, head))
+            return found if ids_R is None else ids_R[found]
+
+        some = jnp.pad(positions, (0, -S % count), mode="edge").reshape(-1, count)
+        found_SxW1 = jax.lax.map(best, some).reshape(-1, W - 1)[:S]
+        at = positions[:, None] + jnp.arange(1, W)
+        return (found_SxW1 == tokens_S[jnp.minimum(at, S - 1)]) & (at < S)
+
+    def hits(params, frozen: Frozen, taps_RxSxCD, tokens_RxS):
+        table = whole("embed_tokens/weight", frozen.embed_tokens["weight"])
+        one = partial(one_row, params, table, whole("lm_head/weight", frozen.head), frozen.ids)
+        return jax.lax.map(lambda row: one(*row), (taps_RxSxCD, tokens_RxS))
+
+    def spread(params, frozen: Frozen, taps_RxSxCD, tokens_RxS):
+        weights = by_rows(specs(params, mesh)), by_rows(frozen_specs(frozen, mesh))
+        return over_rows(hits, mesh, (*weights, BATCH, BATCH), BATCH)(params, frozen, taps_RxSxCD, tokens_RxS)
+
+    return jax.jit(hits if mesh is None else spread)
 
 
 def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray) -> list[int]:
@@ -56,32 +75,27 @@ def walk(hits_SxW1: np.ndarray, answer_S: np.ndarray) -> list[int]:
     return accepted
 
 
-def evaluate(
-    hits: Mapping[int, Callable[..., jax.Array]],
-    params: dict[str, Any],
-    frozen: Frozen,
-    taps: Callable[[Batch], jax.Array],
-    rows: Sequence[Batch],
-) -> dict[str, Any]:
-    """Walked MAT for each block size of `hits` (`make_hits`), prefix survival, accuracy over all anchors.
+def evaluate(rows: Iterable[tuple[np.ndarray, Mapping[int, np.ndarray]]]) -> dict[str, Any]:
+    """Walked MAT for each block size, prefix survival, accuracy over all anchors.
 
-    mat: {B: committed tokens / rounds}. survival: S_k at the largest. slots: per-slot accuracy over
-    every anchor of the answers, not over rounds; it flatters and is never called MAT.
+    Args:
+        rows: of each, its answer's mask [S] and, by block size B, the table [S, B-1] of `make_hits`.
+    Returns:
+        mat: {B: committed tokens / rounds}. survival: S_k at the largest. slots: per-slot accuracy over
+        every anchor of the answers, not over rounds; it flatters and is never called MAT.
     """
-    block_size = max(hits)
-    rounds: dict[int, list[int]] = {B: [] for B in hits}
-    right, count = np.zeros(block_size - 1), np.zeros(block_size - 1)
-    for row in rows:
-        features = taps(row)
-        tables = {B: np.asarray(h(params, frozen, features, row.tokens)) for B, h in hits.items()}
+    rounds: dict[int, list[int]] = {}
+    right: Any = 0
+    count: Any = 0
+    for answer_S, tables in rows:
         for B, table in tables.items():
-            rounds[B] += walk(table, row.answer)
-        table = tables[block_size]
-        first, last = np.flatnonzero(row.answer)[[0, -1]]
-        for k in range(1, block_size):
-            inside = table[first : max(first, last - k + 1), k - 1]
-            right[k - 1] += inside.sum()
-            count[k - 1] += len(inside)
+            rounds.setdefault(B, []).extend(walk(table, answer_S))
+        table = tables[max(tables)]
+        first, last = np.flatnonzero(answer_S)[[0, -1]]
+        inside = [table[first : max(first, last - k), k] for k in range(table.shape[1])]
+        right = right + np.array([x.sum() for x in inside], float)
+        count = count + np.array([len(x) for x in inside], float)
+    block_size = max(rounds)
     full = np.array(rounds[block_size])
     return {
         "mat": {str(B): float(np.mean(found)) + 1.0 for B, found in rounds.items()},

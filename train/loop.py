@@ -1,8 +1,6 @@
 """The training run: one linear function from settings to a saved drafter."""
 
 import json
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +8,7 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from tqdm import tqdm
 
 from dscout_jax.config import DrafterConfig
@@ -22,19 +20,33 @@ from dscout_jax.interop import (
     default_mask_id,
     save_drafter,
 )
-from dscout_jax.models import Drafter, Target, target_head
-from dscout_jax.sharding import BATCH, make_mesh
+from dscout_jax.models import Drafter, StackedTarget, Target, stack_layers, target_head
+from dscout_jax.sharding import BATCH, named, shardings
 from train.checkpoint import Checkpoints
 from train.convert import open_target
-from train.dataset import Batch, batches, load_rows
+from train.dataset import Batch, batches, load_rows, stack
 from train.evaluate import evaluate, make_hits
 from train.export import describe, load_start, refuse_imported
+from train.hosts import Termination, barrier, fetch, first, mesh_for, own_rows, put, put_rows
 from train.settings import TrainSettings
-from train.step import Features, Frozen, TrainState, first_state, make_features, make_optimizer, make_step
+from train.step import (
+    Features,
+    Frozen,
+    TrainState,
+    frozen_specs,
+    make_features,
+    make_optimizer,
+    make_step,
+    spread_state,
+    used_layers,
+)
 
 
 class FeatureStore:
-    """The target's features of each row, computed once and kept in `rows`, host memory; None keeps none."""
+    """The target's features of each row, computed once and kept in `rows`, host memory; None keeps none.
+
+    A batch is this process's rows of `count`.
+    """
 
     def __init__(
         self, compute, params: dict[str, Any], rows: dict[int, Features] | None, sharding: NamedSharding
@@ -42,11 +54,11 @@ class FeatureStore:
         self._compute, self._params, self._sharding = compute, params, sharding
         self._keep, self._rows = rows is not None, {} if rows is None else rows
 
-    def __call__(self, batch: Batch) -> Features:
+    def __call__(self, batch: Batch, count: int) -> Features:
         """Features of a batch, on devices."""
         ids = batch.row_ids.tolist()
         if not all(i in self._rows for i in ids):
-            found = self._compute(self._params, jax.device_put(batch.tokens, self._sharding))
+            found = self._compute(self._params, put_rows(batch.tokens, self._sharding, count))
             if self._keep:
                 host = jax.tree.map(np.asarray, found)
                 for place, i in enumerate(ids):
@@ -56,17 +68,23 @@ class FeatureStore:
             return found
         S = batch.tokens.shape[1]
         rows = [jax.tree.map(lambda a: np.pad(a, ((0, S - len(a)), (0, 0))), self._rows[i]) for i in ids]
-        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *rows), self._sharding)
+        return put_rows(jax.tree.map(lambda *a: np.stack(a), *rows), self._sharding, count)
 
 
 class Log:
-    """metrics.jsonl of a run at step `at`; lines of later steps are forgotten, since they come again."""
+    """metrics.jsonl of a run at step `at`; lines of later steps are forgotten, since they come again.
+
+    Only the first process writes; all of them know the evaluations.
+    """
 
     def __init__(self, path: Path, at: int) -> None:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= at]
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        self._file = path.open("a", encoding="utf-8")
+        # Every process has read before the first one writes.
+        barrier("log")
+        if first():
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8") if first() else None
         self.scores: dict[int, dict[str, Any]] = {}
         """Step -> evaluation."""
         for line in kept:
@@ -79,33 +97,16 @@ class Log:
     def write(self, record: dict[str, Any]) -> None:
         """Appends one line, at once."""
         self._note(record)
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> "Log":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-class Termination:
-    """Notes a SIGTERM in place of dying of it, where signals can be caught: in the main thread."""
-
-    asked = False
-
-    def __enter__(self) -> "Termination":
-        self._catches = threading.current_thread() is threading.main_thread()
-        if self._catches:
-            self._previous = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def _note(self, *_: object) -> None:
-        self.asked = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._catches:
-            signal.signal(signal.SIGTERM, self._previous)
+        if self._file is not None:
+            self._file.close()
 
 
 def drafter_config(settings: TrainSettings, target: LoadedTarget) -> DrafterConfig:
@@ -129,8 +130,7 @@ def _frozen(params: dict[str, Any], settings: TrainSettings, rows: list[Batch], 
     seen = np.unique(np.concatenate([r.tokens[r.answer] for r in rows]))
     places = np.zeros(vocab, np.int32)
     places[seen] = np.arange(len(seen))
-    ids = jnp.asarray(seen)
-    return Frozen(params["embed_tokens"], head[ids], ids, jnp.asarray(places))
+    return Frozen(params["embed_tokens"], head[seen], seen.astype(np.int32), places)
 
 
 def train(
@@ -157,29 +157,38 @@ def train(
     target = target or open_target(settings.target, dtype)
     config = drafter_config(settings, target)
     contract = settings.contract() | {"fingerprint": target.fingerprint, "data": rows.digest}
-    mesh = make_mesh()
-    if settings.batch // settings.accumulation % mesh.shape["data"]:
-        raise UserError(
-            f"batch {settings.batch} / accumulation {settings.accumulation} is not divisible by the "
-            f"{mesh.shape['data']} devices of the data axis"
-        )
-    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, BATCH)
+    mesh = mesh_for(settings, target.config, config)
+    several = jax.process_count() > 1
+    if several and settings.cache_features:
+        raise UserError("cache_features keeps whole rows on one host: set it to False for several processes")
+    if several and minutes is not None:
+        raise UserError("minutes bounds a run of one process: bound one of several by its steps")
+    split = NamedSharding(mesh, BATCH)
     run.mkdir(parents=True, exist_ok=True)
 
-    module, drafter = Target(target.config, dtype), Drafter(config, dtype)
-    params = jax.device_put(target.params, whole)
+    sees_target = settings.objective.sees_target
+    drafter = Drafter(config, dtype, settings.remat, settings.scan_layers)
+    params = put(target.params, shardings(target.params, mesh))
     optimizer = make_optimizer(settings)
-    state = jax.device_put(first_state(settings, config, target.params, optimizer), whole)
-    data = batches(rows.train, settings.batch, settings.seed)
+    state = spread_state(settings, config, params, optimizer, mesh)
+    frozen = _frozen(params, settings, rows.train, target.config.vocab_size)
+    frozen = put(frozen, named(frozen_specs(frozen, mesh), mesh))
+    module: Target | StackedTarget = Target(target.config, dtype)
+    if settings.scan_layers:
+        used = used_layers(target.config, config, sees_target)
+        module = StackedTarget(target.config, used, dtype)
+        params = jax.jit(lambda p: stack_layers(p, used))(params)
+        params = jax.device_put(params, shardings(params, mesh))
+    own = own_rows(split, settings.batch)
+    data = batches(rows.train, settings.batch, settings.seed, own)
     checkpoints = Checkpoints(run, settings.keep)
     restored = checkpoints.restore(state, contract)
     before = 0.0
     if restored:
-        state, position = jax.device_put(restored[0], whole), restored[1]
+        state, position = restored
         data.set_state(position["data"])
         before = position["seconds"]
 
-    frozen = jax.device_put(_frozen(target.params, settings, rows.train, target.config.vocab_size), whole)
     draft_ids = None if frozen.ids is None else np.asarray(frozen.ids).tolist()
     provenance = {
         "target": target.name,
@@ -189,20 +198,18 @@ def train(
     }
     if settings.init not in get_args(Init):
         provenance["started_from"] = load_start(settings.init)[2]
-    describe(run, config, provenance, target.tokenizer.special_ids, draft_ids)
-    compute = make_features(module, drafter, settings.objective.sees_target)
+    if first():
+        describe(run, config, provenance, target.tokenizer.special_ids, draft_ids)
+    compute = make_features(module, drafter, sees_target, mesh)
     if kept is None and settings.cache_features:
         kept = {}
-    store, heldout_store = (FeatureStore(compute, params, kept, where) for where in (split, whole))
-    step = make_step(drafter, settings, optimizer)
+    store = FeatureStore(compute, params, kept, split)
+    step = make_step(drafter, settings, optimizer, mesh)
     sizes = sorted({max(2, config.block_size // 2), config.block_size})
-    hits = {B: make_hits(drafter, B, settings.chunk) for B in sizes}
+    hits = {B: make_hits(drafter, B, settings.chunk, mesh) for B in sizes}
 
     def score(state: TrainState) -> dict[str, Any]:
-        def taps(row: Batch) -> jax.Array:
-            return heldout_store(Batch(row.tokens[None], row.answer[None], row.row_ids[None])).taps
-
-        return evaluate(hits, state.params, frozen, taps, rows.heldout)
+        return evaluate(_tables(hits, state.params, frozen, store, rows.heldout, mesh))
 
     begun = time.monotonic()
 
@@ -214,18 +221,20 @@ def train(
         return min(max((at + 1) / (settings.steps + 1), by_time), 1.0)
 
     def save() -> None:
-        checkpoints.save(state, {"data": data.get_state(), "seconds": spent()}, contract)
+        found = log.scores.get(at)
+        mat = None if found is None else found["mat"][str(settings.block_size)]
+        checkpoints.save(state, {"data": data.get_state(), "seconds": spent()}, contract, mat)
 
-    last = None
+    last, stopping = None, False
     at = int(state.step)
-    if at == 0:
+    if at == 0 and first():
         _show_sample(rows.train[0], target)
     bar = tqdm(total=settings.steps, initial=at, desc="train", disable=None)
     with Log(run / "metrics.jsonl", at) as log, Termination() as stop:
-        while at < settings.steps and progress() < 1.0 and not stop.asked:
+        while at < settings.steps and progress() < 1.0 and not (stopping := stop.asked(at)):
             batch = next(data)
-            features = store(batch)
-            arrays = jax.device_put((batch.tokens, batch.answer, batch.row_ids), split)
+            features = store(batch, settings.batch)
+            arrays = put_rows(tuple(batch), split, settings.batch)
             state, metrics = step(state, frozen, progress(), features, *arrays)
             at += 1
             # Fetched one step late, so that the host never waits for the step it has just sent off.
@@ -245,19 +254,38 @@ def train(
         save()
         checkpoints.close()
         bar.close()
-        if stop.asked:
+        if stopping:
             raise SystemExit(0)
         if rows.heldout and at not in log.scores:
             log.write({"step": at, "eval": score(state)})
-    return save_drafter(
-        run / "drafter",
-        config,
-        jax.device_get(state.params),
-        provenance | {"steps": at, "skipped_steps": int(state.skipped), "heldout": log.scores.get(at)},
-        dtype=jnp.float32,
-        special_ids=target.tokenizer.special_ids,
-        draft_ids=draft_ids,
-    )
+    learnt = fetch(state.params)
+    if first():
+        save_drafter(
+            run / "drafter",
+            config,
+            learnt,
+            provenance | {"steps": at, "skipped_steps": int(state.skipped), "heldout": log.scores.get(at)},
+            dtype=jnp.float32,
+            special_ids=target.tokenizer.special_ids,
+            draft_ids=draft_ids,
+        )
+    barrier("drafter")
+    return run / "drafter"
+
+
+def _tables(hits, params, frozen: Frozen, store: FeatureStore, rows: list[Batch], mesh: Mesh):
+    """(answer's mask, {B: table of hits}) of each row; every device works on a row of its own."""
+    split = NamedSharding(mesh, BATCH)
+    count = mesh.shape["data"] * mesh.shape["fsdp"]
+    own = own_rows(split, count)
+    for begin in range(0, len(rows), count):
+        group = rows[begin : begin + count]
+        padded = group + [group[-1]] * (count - len(group))
+        local = stack([padded[i] for i in own])
+        taps, tokens = store(local, count).taps, put_rows(local.tokens, split, count)
+        tables = {B: fetch(h(params, frozen, taps, tokens)) for B, h in hits.items()}
+        for i, row in enumerate(group):
+            yield row.answer, {B: table[i] for B, table in tables.items()}
 
 
 def _record(step: int, metrics: dict[str, jax.Array]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ import dataclasses
 import inspect
 import runpy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init
+from dscout_jax.models.drafter import Remat
 from dscout_jax.objective import Objective
 
 
@@ -30,6 +31,10 @@ class TrainSettings:
         most of the work, as on small machines), "full" all.
     heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
     save_every: steps between checkpoints, of which `keep` are kept.
+    chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, a divisor
+        of num_anchors; None: all. remat: what the backward pass computes again instead of keeping it.
+    scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
+    mesh: devices along (data, fsdp, tensor); None: as few shares of the weights as the memory asks for.
     """
 
     objective: Objective
@@ -60,6 +65,10 @@ class TrainSettings:
     save_every: int = 250
     keep: int = 2
     chunk: int = 512
+    attention_chunk: int | None = None
+    remat: Remat = "none"
+    scan_layers: bool = False
+    mesh: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "batch", "accumulation", "num_anchors", "steps", "num_layers", "chunk"):
@@ -70,6 +79,14 @@ class TrainSettings:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.batch % self.accumulation:
             raise UserError(f"batch {self.batch} is not divisible by accumulation {self.accumulation}")
+        if self.attention_chunk is not None and (
+            self.attention_chunk < 1 or self.num_anchors % self.attention_chunk
+        ):
+            raise UserError(
+                f"attention_chunk {self.attention_chunk} does not divide num_anchors {self.num_anchors}"
+            )
+        if self.remat not in get_args(Remat):
+            raise UserError(f"remat {self.remat!r} must be one of {', '.join(get_args(Remat))}")
         if self.num_anchors > self.seq_len:
             raise UserError(f"num_anchors {self.num_anchors} exceeds seq_len {self.seq_len}")
         if not 0 <= self.warmup < 1 or self.learning_rate <= 0 or self.clip <= 0 or self.weight_decay < 0:

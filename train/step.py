@@ -7,13 +7,16 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, PartitionSpec
 
-from dscout_jax.config import DrafterConfig
+from dscout_jax.config import DrafterConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init, init_drafter
-from dscout_jax.models import Drafter, Target, embed
+from dscout_jax.models import Drafter, StackedTarget, Target, embed
 from dscout_jax.objective import factorized_loss, sample_blocks
+from dscout_jax.sharding import BATCH, ROWS, by_rows, over_rows, shardings, spec_of, specs, whole
 from train.export import load_start
+from train.hosts import put
 from train.settings import TrainSettings
 
 
@@ -89,19 +92,65 @@ def first_state(
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
-def make_features(target: Target, drafter: Drafter, sees_target: bool) -> Callable[..., Features]:
-    """(target params, tokens [B, S]) -> Features; jitted."""
+def used_layers(target: TargetConfig, drafter: DrafterConfig, sees_target: bool) -> int:
+    """Layers of the target that its features need: up to the last tap, or all where the loss sees its end."""
+    return target.num_layers if sees_target else max(drafter.target_layer_ids) + 1
 
-    @jax.jit
+
+def frozen_specs(frozen: Frozen, mesh: Mesh) -> Frozen:
+    """PartitionSpecs; a head of fewer rows than the vocabulary is not split along them."""
+    table = spec_of("embed_tokens/weight", frozen.embed_tokens["weight"].shape, mesh)
+    head = table if frozen.ids is None else PartitionSpec(None, table[1])
+    ids, rows = (None if x is None else PartitionSpec() for x in (frozen.ids, frozen.rows))
+    return Frozen({"weight": table}, head, ids, rows)
+
+
+def spread_state(
+    settings: TrainSettings,
+    config: DrafterConfig,
+    target_params: dict[str, Any],
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+) -> TrainState:
+    """`first_state` on a mesh, made where it stays: it need not fit one device."""
+
+    def make(params):
+        return first_state(settings, config, params, optimizer)
+
+    if settings.init not in get_args(Init):
+        # Read in host memory: as constants of a program the values would be compiled in.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            state = make(None)
+        return put(state, shardings(state, mesh))
+    places = shardings(jax.eval_shape(make, target_params), mesh)
+    return jax.jit(make, out_shardings=places)(target_params)
+
+
+def make_features(
+    target: Target | StackedTarget, drafter: Drafter, sees_target: bool, mesh: Mesh | None = None
+) -> Callable[..., Features]:
+    """(target params, tokens [B, S]) -> Features; jitted.
+
+    Args:
+        mesh: over which the parameters lie by the table and the rows by `BATCH`; None: one device's work.
+    """
+
     def features(params: dict[str, Any], tokens_BxS: jax.Array) -> Features:
         out = target.apply({"params": params}, tokens_BxS, taps=drafter.config.target_layer_ids)
         return jax.lax.stop_gradient(Features(out.taps, out.hidden if sees_target else None))
 
-    return features
+    def spread(params: dict[str, Any], tokens_BxS: jax.Array) -> Features:
+        weights = by_rows(specs(params, mesh))
+        return over_rows(features, mesh, (weights, BATCH), BATCH)(params, tokens_BxS)
+
+    return jax.jit(features if mesh is None else spread)
 
 
 def make_step(
-    drafter: Drafter, settings: TrainSettings, optimizer: optax.GradientTransformation
+    drafter: Drafter,
+    settings: TrainSettings,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """(state, frozen, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
 
@@ -109,6 +158,9 @@ def make_step(
     Loss and gradient are quotients of sums over the whole batch: all devices, all accumulation parts.
     A step whose loss or gradient is not finite changes nothing and is counted; so does one without a
     supervised slot, uncounted.
+
+    Args:
+        mesh: over which state and `frozen` lie by the table and the rows by `BATCH`; None: one device's work.
     """
     objective = settings.objective
     rows_per_sequence = settings.query_budget
@@ -126,14 +178,22 @@ def make_step(
             unmask=objective.unmask,
             query_budget=settings.query_budget,
         )
-        x_BxNxWxD = embed({"embed_tokens": frozen.embed_tokens}, blocks.inputs)
-        hidden = drafter.apply({"params": params}, features.taps, x_BxNxWxD, blocks.anchors, blocks.horizons)
+        table = whole("embed_tokens/weight", frozen.embed_tokens["weight"])
+        x_BxNxWxD = embed({"embed_tokens": {"weight": table}}, blocks.inputs)
+        hidden = drafter.apply(
+            {"params": params},
+            features.taps,
+            x_BxNxWxD,
+            blocks.anchors,
+            blocks.horizons,
+            settings.attention_chunk,
+        )
         if frozen.rows is not None:
             blocks = blocks._replace(labels=frozen.rows[blocks.labels])
         out = factorized_loss(
             objective,
             hidden,
-            frozen.head,
+            whole("lm_head/weight", frozen.head),
             blocks,
             features.hidden,
             rows_per_sequence=rows_per_sequence,
@@ -141,22 +201,38 @@ def make_step(
         )
         return out.numerator, (out.denominator, out.slots, blocks.keep.sum())
 
+    def accumulated(params, frozen, key, *parts):
+        """Sums and their gradients over the rows at hand, in `accumulation` parts."""
+        grad = jax.value_and_grad(sums, has_aux=True)
+        A = settings.accumulation
+        if A == 1:
+            return grad(params, frozen, key, *parts)
+        split = jax.tree.map(lambda a: a.reshape(A, a.shape[0] // A, *a.shape[1:]), parts)
+
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, grad(params, frozen, key, *part)), None
+
+        first = grad(params, frozen, key, *jax.tree.map(lambda a: a[0], split))
+        return jax.lax.scan(add, first, jax.tree.map(lambda a: a[1:], split))[0]
+
+    def over_mesh(params, frozen, key, *parts):
+        weights = by_rows(specs(params, mesh))
+
+        def local(params, frozen, key, *parts):
+            found, grads = accumulated(params, frozen, key, *parts)
+            # A gathered weight's gradient has been summed over `fsdp` on its way back.
+            summed = lambda g, spec: jax.lax.psum(g, "data" if "fsdp" in spec else ROWS)  # noqa: E731
+            return jax.lax.psum(found, ROWS), jax.tree.map(summed, grads, weights)
+
+        put = (weights, by_rows(frozen_specs(frozen, mesh)), PartitionSpec(), *(BATCH for _ in parts))
+        return over_rows(local, mesh, put, (PartitionSpec(), weights))(params, frozen, key, *parts)
+
+    totals = accumulated if mesh is None else over_mesh
+
     def step(state: TrainState, frozen: Frozen, progress, features: Features, tokens, answer, row_ids):
         key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
-        grad = jax.value_and_grad(sums, has_aux=True)
-        parts = (features, tokens, answer, row_ids)
-        if settings.accumulation == 1:
-            totals = grad(state.params, frozen, key, *parts)
-        else:
-            A = settings.accumulation
-            split = jax.tree.map(lambda a: a.reshape(A, a.shape[0] // A, *a.shape[1:]), parts)
-
-            def add(total, part):
-                return jax.tree.map(jnp.add, total, grad(state.params, frozen, key, *part)), None
-
-            first = grad(state.params, frozen, key, *jax.tree.map(lambda a: a[0], split))
-            totals, _ = jax.lax.scan(add, first, jax.tree.map(lambda a: a[1:], split))
-        (numerator, (denominator, slots, blocks)), grads = totals
+        found, grads = totals(state.params, frozen, key, features, tokens, answer, row_ids)
+        numerator, (denominator, slots, blocks) = found
         scale = 1.0 / jnp.where(denominator > 0, denominator, 1.0)
         loss, grads = numerator * scale, jax.tree.map(lambda g: g * scale, grads)
         norm = optax.global_norm(grads)
@@ -172,6 +248,9 @@ def make_step(
         metrics = {"loss": loss, "grad_norm": norm, "blocks": blocks, "denominator": denominator}
         metrics["learning_rate"] = rate
         metrics |= {"slot_loss" if name == "loss" else name: value for name, value in slots.items()}
-        return TrainState(params, opt_state, state.step + 1, state.skipped + ~finite), metrics
+        after = TrainState(params, opt_state, state.step + 1, state.skipped + ~finite)
+        if mesh is not None:
+            after = jax.lax.with_sharding_constraint(after, shardings(after, mesh))
+        return after, metrics
 
     return jax.jit(step, donate_argnums=0)

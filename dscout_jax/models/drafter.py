@@ -1,13 +1,19 @@
 """The block-diffusion drafter (DFlash semantics): one forward drafts a whole block."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dscout_jax import ops
 from dscout_jax.config import DrafterConfig
 from dscout_jax.models.cache import KVCache
 from dscout_jax.models.layers import MLP, Linear, RMSNorm
+
+Remat = Literal["none", "layer", "all"]
+"""What the backward pass computes again: nothing; each layer but what its attention gave; each layer."""
 
 
 class DraftAttention(nn.Module):
@@ -39,7 +45,8 @@ class DraftAttention(nn.Module):
         q = ops.apply_rope(self.q_norm(q), ops.rope_angles(c.rope, c.head_dim, positions_BxNxW))
         k, v = self.key_value(h_BxNxWxD, positions_BxNxW)
         out = ops.block_attention(q, k, v, *context_kv, anchors_BxN, horizons_BxN, chunk)
-        return self.o_proj(out.reshape(*h_BxNxWxD.shape[:-1], -1))
+        out = checkpoint_name(out.reshape(*h_BxNxWxD.shape[:-1], -1), "attention")
+        return self.o_proj(out)
 
 
 class DraftBlock(nn.Module):
@@ -65,16 +72,22 @@ class Drafter(nn.Module):
     """Drafts the tokens after an anchor from the target's tapped features.
 
     `context` and `context_kv` run once a token, `block` once a round; training calls the whole.
+    `scan` compiles one layer in place of all, at the price of a copy of the weights.
     """
 
     config: DrafterConfig
     dtype: jnp.dtype = jnp.float32
+    remat: Remat = "none"
+    scan: bool = False
 
     def setup(self) -> None:
         c = self.config
         self.fc = Linear(c.hidden_size, self.dtype)
         self.hidden_norm = RMSNorm(c.rms_norm_eps)
-        self.layers = [DraftBlock(c, self.dtype) for _ in range(c.num_layers)]
+        layer = DraftBlock
+        if self.remat != "none":
+            layer = nn.remat(DraftBlock, policy=self._policy(), static_argnums=(6,))
+        self.layers = [layer(c, self.dtype) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def context(self, taps_BxSxCD: jax.Array) -> jax.Array:
@@ -108,9 +121,29 @@ class Drafter(nn.Module):
             horizons_BxN = jnp.full(anchors_BxN.shape, W, jnp.int32)
         positions = anchors_BxN[..., None] + jnp.arange(W, dtype=jnp.int32)
         x = x_BxNxWxD.astype(self.dtype)
+        if self.scan and not self.is_initializing():
+            return self.norm(self._scanned(x, positions, anchors_BxN, horizons_BxN, context, chunk))
         for layer, k, v in zip(self.layers, context.k, context.v, strict=True):
             x = layer(x, positions, anchors_BxN, horizons_BxN, (k, v), chunk)
         return self.norm(x)
+
+    def _policy(self):
+        saved = ("attention",) if self.remat == "layer" else ()
+        return jax.checkpoint_policies.save_only_these_names(*saved)
+
+    def _scanned(self, x, positions, anchors, horizons, context: KVCache, chunk):
+        params = self.variables["params"]
+        weights = [params[f"layers_{i}"] for i in range(self.config.num_layers)]
+        block = DraftBlock(self.config, self.dtype, parent=None)
+
+        def layer(x, part):
+            weights, k, v = part
+            return block.apply({"params": weights}, x, positions, anchors, horizons, (k, v), chunk), None
+
+        if self.remat != "none":
+            layer = jax.checkpoint(layer, policy=self._policy(), prevent_cse=False)
+        stacked = jax.tree.map(lambda *w: jnp.stack(w), *weights)
+        return jax.lax.scan(layer, x, (stacked, jnp.stack(context.k), jnp.stack(context.v)))[0]
 
     def __call__(
         self,

@@ -5,6 +5,16 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax import ops
+from dscout_jax.sharding import whole
+
+
+def matrix(module: nn.Module, shape: tuple[int, int], dtype: jnp.dtype | None = None) -> jax.Array:
+    """The module's parameter `weight` [out, in] in full, also where it only holds a share of it."""
+    if module.has_variable("params", "weight"):
+        weight = module.get_variable("params", "weight")  # `param` would refuse a share's shape
+    else:
+        weight = module.param("weight", nn.initializers.normal(0.02), shape, jnp.float32)
+    return whole("/".join((*module.path, "weight")), weight, dtype)
 
 
 class Linear(nn.Module):
@@ -15,9 +25,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.features, x.shape[-1])
-        weight = self.param("weight", nn.initializers.normal(0.02), shape, jnp.float32)
-        return ops.dot(x, weight.astype(self.dtype))
+        return ops.dot(x, matrix(self, (self.features, x.shape[-1]), self.dtype))
 
 
 class RMSNorm(nn.Module):

@@ -10,7 +10,7 @@ from dscout_jax import ops
 from dscout_jax.config import TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.models.cache import KVCache, write_layer
-from dscout_jax.models.layers import MLP, Linear, RMSNorm
+from dscout_jax.models.layers import MLP, Linear, RMSNorm, matrix
 
 
 class TargetOutput(NamedTuple):
@@ -78,9 +78,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
-        shape = (self.vocab_size, self.width)
-        table = self.param("weight", nn.initializers.normal(0.02), shape, jnp.float32)
-        return ops.embed_rows(table, ids)
+        return ops.embed_rows(matrix(self, (self.vocab_size, self.width)), ids)
 
 
 class OutputHead(nn.Module):
@@ -136,7 +134,7 @@ class Target(nn.Module):
                 keys.append(buffers[0])
                 values.append(buffers[1])
         hidden = RMSNorm(c.rms_norm_eps, name="norm")(x)
-        if not c.tie_embeddings:
+        if not c.tie_embeddings and self.is_initializing():
             OutputHead(c.vocab_size, name="lm_head")(c.hidden_size)
         features = jnp.concatenate([tapped[i] for i in taps], axis=-1) if taps else None
         return TargetOutput(hidden, features, None if cache is None else KVCache(tuple(keys), tuple(values)))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 _MASKED = -1e30  # finite, so that a row that sees nothing stays finite
+_QUERIES = 512  # of a long prompt that attend at a time: scores grow with it, not with the prompt's square
 
 
 def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -34,6 +35,11 @@ def cached_attention(
         [B, T, H, K] in q's dtype. Query head h reads KV head h // (H / G).
     """
     B, T, H, K = q_BxTxHxK.shape
+    if T > _QUERIES and T % _QUERIES == 0:
+        parts = (q_BxTxHxK, positions_BxT)
+        split = jax.tree.map(lambda a: a.reshape(B, -1, _QUERIES, *a.shape[2:]).swapaxes(0, 1), parts)
+        out = jax.lax.map(lambda part: cached_attention(part[0], k_BxGxSxK, v_BxGxSxK, part[1]), split)
+        return out.swapaxes(0, 1).reshape(q_BxTxHxK.shape)
     G, S = k_BxGxSxK.shape[1:3]
     q = q_BxTxHxK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B, G, H // G * T, K)
     visible_BxTxS = jnp.arange(S) <= positions_BxT[..., None]

@@ -62,13 +62,13 @@ def random_batch(seed=0, empty=False):
     return Batch(rng.integers(2, 46, (B, S)).astype(np.int32), answer, np.arange(B, dtype=np.int32))
 
 
-def run_steps(settings, target, params, drafter, batch, count=1, state=None, sharding=None):
-    step = make_step(drafter, settings, make_optimizer(settings))
+def run_steps(settings, target, params, drafter, batch, count=1, state=None, mesh=None):
+    step = make_step(drafter, settings, make_optimizer(settings), mesh)
     frozen = Frozen(params["embed_tokens"], target_head(params))
     features = make_features(target, drafter, False)(params, batch.tokens)
     arrays = (features, *batch)
-    if sharding is not None:
-        arrays = jax.device_put(arrays, sharding)
+    if mesh is not None:
+        arrays = jax.device_put(arrays, NamedSharding(mesh, BATCH))
     state = state or start(settings, drafter, params)
     for i in range(count):
         state, metrics = step(state, frozen, (i + 1) / (settings.steps + 1), *arrays)
@@ -80,8 +80,7 @@ def test_accumulation_and_devices_give_the_same_gradients():
     results = []
     for accumulation, sharded in ((1, False), (2, False), (1, True)):
         setup = make(objective=dscout(4), accumulation=accumulation)
-        sharding = NamedSharding(make_mesh(data=8), BATCH) if sharded else None
-        state, metrics, _ = run_steps(*setup, batch, sharding=sharding)
+        state, metrics, _ = run_steps(*setup, batch, mesh=make_mesh(data=8) if sharded else None)
         results.append((metrics["loss"], metrics["grad_norm"], metrics["included"], state.params))
     for other in results[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), results[0], other)
@@ -152,9 +151,9 @@ def test_walked_mat_equals_decoded_mat(overfitted, block_size):
     result = Decoder(target, params, drafter, noisy, block_size=block_size).generate([prompt], 40)[0]
     taps = make_features(target, drafter, False)(params, row.tokens[None]).taps
     args = (noisy, Frozen(params["embed_tokens"], target_head(params)))
-    hits = make_hits(drafter, block_size, chunk=50)
-    assert walk(np.asarray(hits(*args, taps, row.tokens)), row.answer) == result.accepted
-    scores = evaluate({block_size: hits}, *args, lambda _: taps, [row])
+    table = np.asarray(make_hits(drafter, block_size, chunk=50)(*args, taps, row.tokens[None])[0])
+    assert walk(table, row.answer) == result.accepted
+    scores = evaluate([(row.answer, {block_size: table})])
     np.testing.assert_allclose(scores["mat"][str(block_size)], np.mean(result.accepted) + 1)
     assert 0 < sum(result.accepted) < 36
 

@@ -1,0 +1,70 @@
+"""Checkpoints: a damaged one is found, named and passed over; the best on held-out rows stays."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dscout_jax.errors import UserError
+from train.checkpoint import Checkpoints, checksums
+from train.step import TrainState
+
+
+def state(step, value=1.0):
+    params = {"fc": {"weight": jnp.full((64, 96), value) + jnp.arange(96.0)}}
+    return TrainState(params, {"mu": jnp.zeros(3)}, jnp.int32(step), jnp.int32(0))
+
+
+def saved(path, scores, keep=2):
+    checkpoints = Checkpoints(path, keep)
+    for step, mat in scores.items():
+        checkpoints.save(state(step, step), {"at": step}, {"a": 1}, mat)
+        checkpoints.wait()
+    return checkpoints
+
+
+def flip(folder):
+    """Changes one byte in the middle of the largest data file."""
+    path = max((p for p in folder.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, capsys):
+    saved(tmp_path, {1: None, 2: None, 3: None}, keep=3).close()
+    whole = tmp_path / "checkpoints"
+    flip(whole / "3" / "state")
+    next(whole.joinpath("2", "state").rglob("_METADATA")).write_text("torn")
+    found, position = Checkpoints(tmp_path, 3).restore(state(0), {"a": 1})
+    assert position == {"at": 1} and int(found.step) == 1
+    np.testing.assert_array_equal(found.params["fc"]["weight"], state(1, 1).params["fc"]["weight"])
+    said = capsys.readouterr().out
+    assert "checkpoints/3 is damaged" in said and "checkpoints/2 is damaged" in said
+    assert sorted(p.name for p in whole.iterdir()) == ["1"]
+    flip(whole / "1" / "state")
+    with pytest.raises(UserError, match="every checkpoint"):
+        Checkpoints(tmp_path, 3).restore(state(0), {"a": 1})
+
+
+def test_another_contract_is_refused_and_nothing_removed(tmp_path):
+    saved(tmp_path, {1: None}).close()
+    with pytest.raises(UserError, match="a: 1 then, 2 now"):
+        Checkpoints(tmp_path, 2).restore(state(0), {"a": 2})
+    assert (tmp_path / "checkpoints" / "1").is_dir()
+
+
+def test_the_best_stays_beside_the_newest(tmp_path):
+    saved(tmp_path, {1: 1.5, 2: 2.5, 3: 2.0, 4: None, 5: None}).close()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["2", "4", "5"]
+
+
+def test_checksums_see_any_flipped_bit_and_any_exchange():
+    before = checksums(state(1))
+    for change in (
+        lambda w: w.at[5, 7].set(np.nextafter(np.float32(w[5, 7]), np.float32(100))),
+        lambda w: w.at[0, 0].set(-w[0, 0]),
+        lambda w: w[:, ::-1],
+        lambda w: w.at[3].set(w[3][::-1]),
+    ):
+        changed = state(1)._replace(params={"fc": {"weight": change(state(1).params["fc"]["weight"])}})
+        assert [k for k, v in checksums(changed).items() if v != before[k]] == ["['params']['fc']['weight']"]
