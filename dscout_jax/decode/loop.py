@@ -1,6 +1,7 @@
 """Prefill, the round and the loop: the whole of decoding, as pure functions of weights and state."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from dscout_jax.decode.verify import accept, is_stop
 from dscout_jax.models import Drafter, KVCache, Target, init_cache, target_head, write_cache
 
 Round = Callable[[Weights, DecodeState], DecodeState]
+Caches = tuple[KVCache, KVCache | None]
 
 
 def extend_context(
@@ -117,35 +119,33 @@ def make_round(
         if policy is None:
             return drafts[-1][1](weights, state), W
 
-        def branch(size, draft):
-            def run():
-                missing = (0, W - size)
-                return jax.tree.map(
-                    lambda x: jnp.pad(x, ((0, 0), missing, *[(0, 0)] * (x.ndim - 2))), draft(weights, state)
-                )
+        def wide(draft: Draft) -> Proposals:
+            def filled(x: jax.Array) -> jax.Array:
+                return jnp.pad(x, ((0, 0), (0, W - 1 - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
 
-            return run
+            return jax.tree.map(filled, draft(weights, state))
 
         index = policy(state)
-        proposals = jax.lax.switch(index, [branch(*each) for each in drafts])
-        return proposals, jnp.asarray(sizes)[index]
+        branches = [lambda _, draft=draft: wide(draft) for _, draft in drafts]
+        empty = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: wide(drafts[-1][1])))
+        return _switch_in_place(index, branches, empty), jnp.asarray(sizes)[index]
 
-    def verify(weights: Weights, state: DecodeState, proposals: Proposals, size: int):
+    def verify(weights: Weights, state: DecodeState, proposals: Proposals, size: int, caches: Caches):
         """The target's choices [B, W] at the first `size` slots, and both caches with their entries."""
+        cache, context = caches
         sent = jax.tree.map(lambda x: x[:, : size - 1], proposals)
         # Slots without a proposal still need an id to embed; the anchor's is as good as any.
         anchors_Bx1 = state.anchors[:, None]
         fed_BxW1 = jnp.where(sent.ids < 0, anchors_Bx1, sent.ids)
         block_BxW = jnp.concatenate([anchors_Bx1, fed_BxW1], axis=1)
-        out = target.apply({"params": weights.target}, block_BxW, state.lengths, state.target, taps)
+        out = target.apply({"params": weights.target}, block_BxW, state.lengths, cache, taps)
         logits_BxWxV = ops.head_logits(out.hidden, target_head(weights.target))
         after_BxW = state.lengths[:, None] + 1 + jnp.arange(size)
         choices_BxW = choose(logits_BxWxV, sent, state.sampling, after_BxW)
-        context = state.context
         if drafter:
             # The bonus is the next anchor: its features do not exist yet, and none are written for it.
             context = extend_context(drafter, weights, context, out.taps, state.lengths)
-        return jnp.pad(choices_BxW, ((0, 0), (0, W - size))), out.cache, context
+        return jnp.pad(choices_BxW, ((0, 0), (0, W - size))), (out.cache, context)
 
     def round_fn(weights: Weights, state: DecodeState) -> DecodeState:
         proposals, drafted = propose(weights, state)
@@ -154,13 +154,18 @@ def make_round(
         if min_confidence:
             sure_BxW1 = jnp.cumprod(proposals.confidence, axis=1) >= min_confidence
             slots_B = jnp.minimum(slots_B, 1 + sure_BxW1.sum(axis=1))
+        caches = (state.target, state.context)
+        state = state._replace(target=None, context=None)
         if len(sizes) == 1:
-            choices_BxW, cache, context = verify(weights, state, proposals, W)
+            choices_BxW, caches = verify(weights, state, proposals, W, caches)
         else:
             widest = jnp.where(live_B, slots_B, 1).max()
-            enough = jnp.searchsorted(jnp.asarray(sizes), widest)
-            branches = [lambda s, p, size=size: verify(weights, s, p, size) for size in sizes]
-            choices_BxW, cache, context = jax.lax.switch(enough, branches, state, proposals)
+            enough = jnp.searchsorted(jnp.asarray(sizes), widest).astype(jnp.int32)
+            branches = [
+                lambda carry, size=size: verify(weights, state, proposals, size, carry[1]) for size in sizes
+            ]
+            nothing = jnp.zeros((len(live_B), W), jnp.int32)
+            choices_BxW, caches = _switch_in_place(enough, branches, (nothing, caches))
         commit = accept(proposals.ids, choices_BxW, slots_B, state.stops, state.room, live_B)
 
         B, S = state.tokens.shape
@@ -176,12 +181,24 @@ def make_round(
             stopped=state.stopped | commit.stopped,
             rounds=state.rounds + live_B,
             committed=state.committed.at[rows, round_B].set(commit.count, mode="drop"),
-            target=cache,
-            context=context,
+            target=caches[0],
+            context=caches[1],
             acceptance=acceptance,
         )
 
     return round_fn
+
+
+def _switch_in_place(index: jax.Array, branches: Sequence[Callable[[Any], Any]], carry: Any) -> Any:
+    """`lax.switch` over a carry with big buffers: loops of one or no turn, which update it in place.
+
+    XLA copies the buffers that a conditional's branches touch, but not those of a loop's body.
+    """
+    for i, branch in enumerate(branches):
+        index, carry = jax.lax.while_loop(
+            lambda c, i=i: c[0] == i, lambda c, run=branch: (jnp.int32(-1), run(c[1])), (index, carry)
+        )
+    return carry
 
 
 def make_loop(round_fn: Round, refill: bool = False) -> Round:
