@@ -3,7 +3,7 @@
 from dscout_jax.decode.api import Decoder, Generation
 from dscout_jax.decode.batch import Request
 from dscout_jax.decode.draft import NO_TOKEN, Draft, block_draft, no_draft
-from dscout_jax.decode.lookup import lookup_draft
+from dscout_jax.decode.lookup import lookup_draft, lookup_or
 from dscout_jax.decode.loop import extend_context, make_loop, make_round, prefill
 from dscout_jax.decode.policy import Policy, fixed, greedy
 from dscout_jax.decode.sampling import Proposals, Sampling
@@ -30,6 +30,7 @@ __all__ = [
     "fixed",
     "greedy",
     "lookup_draft",
+    "lookup_or",
     "make_loop",
     "make_round",
     "mat",
