@@ -20,6 +20,7 @@ BATCH = PartitionSpec(("data", "fsdp"))
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(embed_tokens|lm_head)/weight", PartitionSpec("tensor", "fsdp")),
     (r"fc/weight", PartitionSpec("fsdp", None)),
+    (r"layers_\d+/fusion/weight", PartitionSpec()),
     (r"layers_\d+/self_attn/[qkv]_proj/weight", PartitionSpec("tensor", "fsdp")),
     (r"layers_\d+/self_attn/o_proj/weight", PartitionSpec("fsdp", "tensor")),
     (r"layers_\d+/self_attn/[qk]_norm/weight", PartitionSpec()),
