@@ -24,8 +24,8 @@ def extend_context(
     """Adds context entries for T tapped positions a row, from position `starts` on."""
     variables = {"params": weights.drafter}
     positions_BxT = starts_B[:, None] + jnp.arange(taps_BxTxCD.shape[1], dtype=jnp.int32)
-    ctx_BxTxD = drafter.apply(variables, taps_BxTxCD, method="context")
-    entries = drafter.apply(variables, ctx_BxTxD, positions_BxT, method="context_kv")
+    ctx = drafter.apply(variables, taps_BxTxCD, method="context")
+    entries = drafter.apply(variables, ctx, positions_BxT, method="context_kv")
     return write_cache(cache, entries, positions_BxT)
 
 
