@@ -85,7 +85,8 @@ class Train:
 
         join(self.coordinator, self.processes, self.process_id)
         settings = load_settings(self.config)
-        loaded = open_target(settings.target, _dtype(settings.dtype), self.cache_dir)
+        dtype, mesh = _dtype(settings.dtype), settings.named_mesh()
+        loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
         print(f"drafter: {train(settings, loaded, self.minutes)}")
 
 

@@ -155,7 +155,7 @@ def train(
     refuse_imported(run)
     rows = load_rows(settings.data, settings.seq_len, settings.heldout)
     dtype = jnp.dtype(settings.dtype)
-    target = target or open_target(settings.target, dtype)
+    target = target or open_target(settings.target, dtype, mesh=settings.named_mesh())
     config = drafter_config(settings, target)
     contract = settings.contract() | {"fingerprint": target.fingerprint, "data": rows.digest}
     mesh = mesh_for(settings, target.config, config)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -34,6 +35,12 @@ from train.step import (
     used_layers,
 )
 
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
 
 class Program(NamedTuple):
     """One compiled program, in bytes of a chip; `resident` stays though the program does not use it."""
@@ -56,6 +63,7 @@ def abstract_devices(topology: str) -> list[Any]:
     Raises:
         UserError: a name that is not understood, or a TPU without the package libtpu.
     """
+    jax.config.update("jax_platforms", "cpu")  # nothing runs: no accelerator that may be here is taken
     if found := re.fullmatch(r"cpu:(\d+)", topology):
         count = int(found[1])
         # RuntimeError: devices exist already; they are counted below.
@@ -71,6 +79,9 @@ def abstract_devices(topology: str) -> list[Any]:
         raise UserError(f"topology {topology!r}: name one of {', '.join(flops.CHIPS)} as v5p:4x4x4, or cpu:8")
     from jax.experimental import topologies
 
+    # libtpu would look for the machine's own TPU, and wait for it.
+    for name, value in _NO_TPU.items():
+        os.environ.setdefault(name, value)
     try:
         return list(topologies.get_topology_desc(topology, "tpu").devices)
     except Exception as error:

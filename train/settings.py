@@ -6,11 +6,14 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from jax.sharding import Mesh
+
 from dscout_jax.config import Fusion
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init
 from dscout_jax.models.drafter import Remat
 from dscout_jax.objective import Objective
+from dscout_jax.sharding import make_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,8 @@ class TrainSettings:
     chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, a divisor
         of num_anchors; None: all. remat: what the backward pass computes again instead of keeping it.
     scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
-    mesh: devices along (data, fsdp, tensor); None: as few shares of the weights as the memory asks for.
+    mesh: devices along (data, fsdp, tensor), the target being read straight into its places; None: as few
+        shares of the weights as the memory asks for, of a target that one device can hold.
     """
 
     objective: Objective
@@ -106,6 +110,14 @@ class TrainSettings:
             )
         if self.heldout < 0:
             raise UserError(f"heldout is {self.heldout}; it must be 0 or more")
+
+    def named_mesh(self) -> Mesh | None:
+        """The mesh that the settings name; None where it is chosen once the target's shapes are known.
+
+        Raises:
+            UserError: it does not fit the devices.
+        """
+        return None if self.mesh is None else make_mesh(*self.mesh)
 
     def contract(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be resumed."""
