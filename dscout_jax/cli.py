@@ -133,23 +133,53 @@ class Explain:
 
 @dataclasses.dataclass
 class Generate:
-    """Streams the answer to a prompt, with or without a drafter."""
+    """Streams the answer to a prompt, or answers a file of prompts as JSON lines."""
 
-    prompt: Word[str]
+    prompt: Word[str | None] = None
+    prompts: Path | None = None
+    """Instead of a prompt: JSONL of {"turns": [...]}, or - for standard input."""
+    out: Path | None = None
+    """A new JSONL file for the answers to --prompts; default: standard output."""
+    slots: int = 4
+    """Prompts of --prompts decoded at a time."""
     drafter: Path | None = None
-    """A DFlash folder; without one the target decodes alone."""
+    """A DFlash folder, or "lookup" for prompt lookup; without one the target decodes alone."""
     target: str = "smollm2-135m"
     dtype: Dtype = "float32"
     max_new_tokens: int = 128
     block_size: int | None = None
     """Slots verified a round; default the drafter's own."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Draw among this many likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that together reach this probability."""
+    min_p: float = 0.0
+    """Draw among tokens at least so likely as this share of the likeliest."""
+    seed: int = 0
+    sample_drafts: bool = False
+    """Draw the drafts too, and verify by full rejection sampling."""
     thinking: bool | None = None
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from infer.generate import generate
+        from dscout_jax.decode import Sampling
+        from infer.answer_file import answer_file
+        from infer.generate import GenerateSettings, generate
 
-        generate(**dataclasses.asdict(self))
+        options = dataclasses.asdict(self)
+        prompt, prompts, out, slots = (options.pop(k) for k in ("prompt", "prompts", "out", "slots"))
+        sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
+        settings = GenerateSettings(sampling=sampling, **options)
+        if (prompt is None) == (prompts is None):
+            raise UserError("give either a prompt or --prompts FILE")
+        if prompts is None:
+            if out is not None:
+                raise UserError("--out goes with --prompts; an answer to one prompt is printed")
+            generate(prompt, settings)
+        else:
+            answer_file(prompts, settings, slots=slots, out=out)
 
 
 @dataclasses.dataclass
@@ -159,6 +189,7 @@ class Bench:
     prompts: Word[tuple[Path, ...]]
     """JSONL files of {"turns": [...]}; the first turn is asked."""
     drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
+    """A DFlash folder, or "lookup" for prompt lookup."""
     target: str = "smollm2-135m"
     dtype: Dtype = "bfloat16"
     block_sizes: tuple[int, ...] = ()

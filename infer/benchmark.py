@@ -30,6 +30,7 @@ class BenchmarkSettings:
     """What is measured.
 
     prompts: JSONL files of {"turns": [...]}; the first turn is asked. A file's stem names its dataset.
+    drafter: a folder, or "lookup" for prompt lookup.
     block_sizes: sizes to measure; empty: the drafter's own.
     limit: prompts of each file, from its start; None: all.
     max_prompt_tokens: longer prompts are left out, and counted.
@@ -63,7 +64,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     decoders = {size: full if size == full.block_size else full.resize(size) for size in sizes}
     setup = {
         "target": loaded.fingerprint,
-        "drafter": _fingerprint(full.weights.drafter),
+        "drafter": _fingerprint(full.weights.drafter) if full.drafter else str(settings.drafter),
         "draft_ids": len(full.draft_ids or ()),
         "dtype": settings.dtype,
         "max_new_tokens": settings.max_new_tokens,

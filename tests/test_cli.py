@@ -29,6 +29,10 @@ def test_two_words_name_one_command(capsys):
         (["regenerate", "no/such.jsonl", "out.jsonl", "--target", "no/such/folder"], "no/such/folder"),
         (["generate", "hello", "--target", "no/such/folder"], "no/such/folder"),
         (["generate", "hello", "--temprature", "1"], "temprature"),
+        (["generate", "hello", "--temperature", "-1"], "temperature -1"),
+        (["generate"], "--prompts"),
+        (["generate", "hello", "--out", "answers.jsonl"], "--out"),
+        (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
     ],
 )
 def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, capsys, tmp_path, monkeypatch):
@@ -44,7 +48,7 @@ def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, caps
 def test_library_and_inference_import_without_the_training_packages():
     code = (
         "import sys, dscout_jax, dscout_jax.decode, dscout_jax.objective, dscout_jax.interop, infer.load, "
-        "infer.benchmark, infer.generate, infer.latency, infer.report\n"
+        "infer.answer_file, infer.benchmark, infer.generate, infer.latency, infer.report\n"
         "bad = {'grain', 'tyro', 'torch', 'transformers', 'orbax', 'train'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

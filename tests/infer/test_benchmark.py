@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +91,13 @@ def test_bf16_is_identical_through_the_same_program(settings):
         assert row["identical_same_program"] == row["n"] == 2
         assert row["identical"] + round(row["divergence_rate"] * row["n"]) == row["n"]
         assert row["plain_rows"] in (1, 2)
+
+
+def test_prompt_lookup_is_measured_like_a_drafter(settings):
+    rows = benchmark(dataclasses.replace(settings, drafter=Path("lookup"), limit=1), str)
+    for row, size in zip(rows, (2, 4), strict=True):
+        assert (row["drafter"], row["block_size"]) == ("lookup", size)
+        assert row["identical"] == row["n"] == 1
 
 
 def test_gap_is_between_the_two_best_logits(folders):
