@@ -1,13 +1,11 @@
 """Targets agree with transformers: logits and the residual stream after every layer, in fp32."""
 
 import importlib.util
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models
 
 from dscout_jax.interop import gguf, load_target
 from dscout_jax.models import Target, target_head
@@ -15,6 +13,7 @@ from dscout_jax.ops import head_logits
 
 torch = pytest.importorskip("torch", reason="the oracle is PyTorch: install the parity extra")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: the parity extra")
+tiny = pytest.importorskip("torch_tiny")
 
 TURNS = [
     [{"role": "user", "content": "Natalia sold 48 clips in April and half as many in May. How many in all?"}],
@@ -113,53 +112,12 @@ def test_smollm2_tokenizer_agrees_and_the_model_talks_sense(smollm2):
     assert again.fingerprint == loaded.fingerprint and again.name == gguf.NAME
 
 
-def _tiny(kind: str, tied: bool):
-    sizes = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": tied,
-        "eos_token_id": 1,
-        "bos_token_id": 0,
-        "pad_token_id": None,
-    }
-    if kind == "qwen3":
-        config = transformers.Qwen3Config(
-            **sizes, rope_parameters={"rope_theta": 1e6, "rope_type": "default"}
-        )
-        return transformers.Qwen3ForCausalLM(config)
-    rope = {"rope_theta": 5e5, "rope_type": "default"}
-    if kind == "llama3":
-        rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        rope |= {"original_max_position_embeddings": 64}
-    if kind == "linear":
-        rope |= {"rope_type": "linear", "factor": 4.0}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope))
-
-
-def _write_tokenizer(folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate("ab")}, merges=[]))
-    tokenizer.add_special_tokens([AddedToken("<end>")])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "llama3", "linear"])
 def test_tiny_random_models_agree(tmp_path, kind, tied):
-    torch.manual_seed(0)
-    model = _tiny(kind, tied).float().eval()
-    for name, weight in model.named_parameters():
-        if "norm" in name:  # all ones would hide a norm that is left out
-            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    model = tiny.target(kind, tied)
     model.save_pretrained(tmp_path)
-    _write_tokenizer(tmp_path)
+    tiny.write_tokenizer(tmp_path)
     loaded = load_target(tmp_path, dtype=jnp.float32)
     assert loaded.config.qk_norm is (kind == "qwen3") and loaded.config.tie_embeddings is tied
     ids = np.random.default_rng(0).integers(0, 96, 130).tolist()
@@ -167,10 +125,9 @@ def test_tiny_random_models_agree(tmp_path, kind, tied):
 
 
 def test_tiny_sharded_save_loads(tmp_path):
-    torch.manual_seed(0)
-    model = _tiny("qwen3", tied=False).float().eval()
+    model = tiny.target("qwen3", tied=False)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    _write_tokenizer(tmp_path)
+    tiny.write_tokenizer(tmp_path)
     ids = list(range(1, 40))
     _agree(load_target(tmp_path, dtype=jnp.float32), model, ids, logits_atol=1e-4)
