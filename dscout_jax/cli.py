@@ -214,7 +214,7 @@ class Generate:
 
     prompt: Word[str]
     drafter: Path | None = None
-    """A DFlash folder, or a run; without one the target decodes alone."""
+    """A DFlash folder, or a run: its newest checkpoint. Without one the target decodes alone."""
     target: str = "smollm2-135m"
     dtype: Dtype = "float32"
     max_new_tokens: int = 128
@@ -236,6 +236,7 @@ class Bench:
     prompts: Word[tuple[Path, ...]]
     """JSONL files of {"turns": [...]}; the first turn is asked."""
     drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
+    """A DFlash folder, or a run: its newest checkpoint."""
     target: str = "smollm2-135m"
     dtype: Dtype = "bfloat16"
     block_sizes: tuple[int, ...] = ()
@@ -334,7 +335,7 @@ class BenchLatency:
     def __call__(self) -> None:
         from infer.latency import latency
 
-        latency(**dataclasses.asdict(self))
+        latency(**dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)})
 
 
 @dataclasses.dataclass
@@ -392,6 +393,7 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
 
 def _decodable(drafter: Path | None) -> Path | None:
     """A run's newest checkpoint as a folder; anything else as it stands."""
+    # The name is train.export's; a plain folder must not wait for Orbax to be imported.
     if drafter is None or not (drafter / "drafter.json").is_file():
         return drafter
     from train.export import decodable

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dscout_jax.errors import UserError
 
@@ -214,17 +214,31 @@ def default_target_layers(num_target_layers: int, num_draft_layers: int) -> tupl
     return ids
 
 
+Fusion = Literal["fc", "softmax"]
+# Engines know a drafter by its architecture: what they would serve wrongly must not bear DFlash's name.
+ARCHITECTURES: dict[str, str] = {"fc": "DFlashDraftModel", "softmax": "DScoutDraftModel"}
+
+
 @dataclasses.dataclass(frozen=True)
 class DrafterConfig(_Shapes):
-    """A DFlash drafter: `block_size` slots (the anchor included), fed by `target_layer_ids`."""
+    """A DFlash drafter: `block_size` slots (the anchor included), fed by `target_layer_ids`.
+
+    fusion: how the tapped features become the context: "fc", one dense projection of all of them for every
+        draft layer (DFlash's own); "softmax", a weighted mean of them for each draft layer.
+    """
 
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
     num_target_layers: int
+    fusion: Fusion = "fc"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.fusion not in get_args(Fusion):
+            raise UserError(
+                f"fusion {self.fusion!r} is not implemented; one of {', '.join(get_args(Fusion))}"
+            )
         if self.block_size < 2:
             raise UserError(f"block_size {self.block_size} must be at least 2: slot 0 is the anchor")
         if not 0 <= self.mask_token_id < self.vocab_size:
@@ -263,6 +277,7 @@ class DrafterConfig(_Shapes):
         block_size: int,
         mask_token_id: int,
         target_layer_ids: tuple[int, ...] | None = None,
+        fusion: Fusion = "fc",
     ) -> "DrafterConfig":
         """A drafter with the widths of `target`. A mask that is a stop token is refused."""
         if mask_token_id in target.eos_ids:
@@ -275,6 +290,7 @@ class DrafterConfig(_Shapes):
             mask_token_id=mask_token_id,
             target_layer_ids=tuple(ids),
             num_target_layers=target.num_layers,
+            fusion=fusion,
         )
 
     @classmethod
@@ -297,14 +313,16 @@ class DrafterConfig(_Shapes):
             mask_token_id=int(nested["mask_token_id"]),
             target_layer_ids=tuple(int(i) for i in nested["target_layer_ids"]),
             num_target_layers=int(hf["num_target_layers"]),
+            fusion=nested.get("fusion", "fc"),
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` of a DFlash folder, block size in both places."""
+        """The `config.json` of a drafter's folder, block size in both places."""
+        dense = self.fusion == "fc"
         return {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": [ARCHITECTURES[self.fusion]],
             "model_type": "qwen3",
-            "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+            **({"auto_map": {"AutoModel": "dflash.DFlashDraftModel"}} if dense else {}),
             **self._shapes_to_hf(),
             "num_target_layers": self.num_target_layers,
             "layer_types": ["full_attention"] * self.num_layers,
@@ -316,6 +334,7 @@ class DrafterConfig(_Shapes):
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layer_ids),
                 "block_size": self.block_size,
+                **({} if dense else {"fusion": self.fusion}),
             },
             "tie_word_embeddings": False,
             "initializer_range": 0.02,

@@ -17,7 +17,7 @@ def init_drafter(
 ) -> dict[str, Any]:
     """fp32 parameters of a drafter.
 
-    `target` copies the last layers and the final norm of the target, and lets `fc` pass the last tapped
+    `target` copies the last layers and the final norm of the target, and lets the fusion pass the last tapped
     layer through: the drafter then begins as a rough continuation of the target, not as noise.
 
     Raises:
@@ -50,6 +50,12 @@ def init_drafter(
     for i in range(config.num_layers):
         params[f"layers_{i}"] = copied(params[f"layers_{i}"], target_params[f"layers_{first + i}"])
     params["norm"] = copied(params["norm"], target_params["norm"])
-    passing = jnp.zeros((D, C * D)).at[:, (C - 1) * D :].set(jnp.eye(D))
-    params["fc"]["weight"] = passing + 0.1 * params["fc"]["weight"]
+    if config.fusion == "fc":
+        passing = jnp.zeros((D, C * D)).at[:, (C - 1) * D :].set(jnp.eye(D))
+        params["fc"]["weight"] = passing + 0.1 * params["fc"]["weight"]
+        return params
+    # Nine tenths for the last tapped layer, the rest shared.
+    favour = jnp.log(9.0 * max(C - 1, 1))
+    for i in range(config.num_layers):
+        params[f"layers_{i}"]["fusion"]["weight"] = jnp.zeros(C).at[-1].set(favour)
     return params

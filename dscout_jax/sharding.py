@@ -28,6 +28,7 @@ BATCH = PartitionSpec(ROWS)
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(embed_tokens|lm_head)/weight", PartitionSpec("tensor", "fsdp")),
     (r"fc/weight", PartitionSpec("fsdp", None)),
+    (r"(layers(_\d+)?/)?fusion/weight", PartitionSpec()),
     (r"(layers(_\d+)?/)?self_attn/[qkv]_proj/weight", PartitionSpec("tensor", "fsdp")),
     (r"(layers(_\d+)?/)?self_attn/o_proj/weight", PartitionSpec("fsdp", "tensor")),
     (r"(layers(_\d+)?/)?self_attn/[qk]_norm/weight", PartitionSpec()),

@@ -60,7 +60,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
         settings.target, settings.drafter, dtype=settings.dtype, cache_dir=settings.cache_dir
     )
     sizes = settings.block_sizes or (full.block_size,)
-    decoders = {size: full if size == full.block_size else resize(full, size) for size in sizes}
+    decoders = {size: full if size == full.block_size else full.resize(size) for size in sizes}
     setup = {
         "target": loaded.fingerprint,
         "drafter": fingerprint(full.weights.drafter),
@@ -234,19 +234,6 @@ def speed(records: Sequence[dict[str, Any]]) -> float:
     """Tokens a second of the rounds; the prefill's token and time are left out on both sides."""
     seconds = sum(r["decode_seconds"] for r in records)
     return sum(len(r["tokens"]) - 1 for r in records) / seconds if seconds else 0.0
-
-
-def resize(decoder: Decoder, block_size: int) -> Decoder:
-    """The same models at another block size."""
-    return Decoder(
-        decoder.target,
-        decoder.weights.target,
-        decoder.drafter,
-        decoder.weights.drafter,
-        stop_ids=decoder.stop_ids,
-        block_size=block_size,
-        draft_ids=decoder.draft_ids,
-    )
 
 
 def make_gap(target: Target, bucket: int = 256) -> Callable[[Any, Sequence[int]], float]:

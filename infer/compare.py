@@ -10,8 +10,8 @@ import numpy as np
 from dscout_jax.errors import UserError
 from dscout_jax.interop.jsonl import read_jsonl
 
-Cell = tuple[str, int]
-"""(dataset, block size)."""
+Cell = tuple[str, str, int]
+"""(dataset, drafter, block size)."""
 
 
 def load_cells(folder: str | Path) -> dict[Cell, dict[int, dict[str, Any]]]:
@@ -31,11 +31,20 @@ def load_cells(folder: str | Path) -> dict[Cell, dict[int, dict[str, Any]]]:
     found = {tuple(row["key"]): row for row in rows if row["setup"] == rows[-1]["setup"]}
     cells: dict[Cell, dict[int, dict[str, Any]]] = {}
     for key, row in found.items():
-        if len(key) == 4 and key[2] == "speculative":
-            dataset, index, _, size = key
-            plain = found[dataset, index, "plain", 0]
-            cells.setdefault((dataset, size), {})[index] = row | {"plain": plain}
+        if key[2:3] == ("speculative",):
+            dataset, index, _, drafter, size = key
+            cell = (dataset, drafter.rpartition("@")[0], size)
+            cells.setdefault(cell, {})[index] = row | {"plain": found[dataset, index, "plain"]}
     return cells
+
+
+def _renamed(cells: dict[Cell, Any], others: dict[Cell, Any]) -> dict[Cell, Any]:
+    """A lone drafter competes with the lone drafter of the other side, whatever they are called."""
+    mine, theirs = {name for _, name, _ in cells}, {name for _, name, _ in others}
+    if len(mine) != 1 or len(theirs) != 1:
+        return cells
+    (name,) = theirs
+    return {(dataset, name, size): found for (dataset, _, size), found in cells.items()}
 
 
 def _totals(records: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -67,12 +76,14 @@ def compare(first: str | Path, second: str | Path, draws: int = 2000) -> list[di
     """Ratios second / first of MAT, tokens/s and speed-up, over the prompts that both measured.
 
     Returns:
-        A row for each dataset and block size in both: n, and for each figure its two values, their ratio
+        A row for each dataset, drafter and block size in both (drafters go by their names; one on each side
+        are compared under any): n, and for each figure its two values, their ratio
         and the ratio's 95 % interval from resampling prompts, the same ones on both sides.
     Raises:
         UserError: nothing in common, or the same index is another prompt in each.
     """
     a, b = load_cells(first), load_cells(second)
+    b = _renamed(b, a)
     rows = []
     for cell in [cell for cell in a if cell in b]:
         both = sorted(set(a[cell]) & set(b[cell]))
@@ -83,7 +94,7 @@ def compare(first: str | Path, second: str | Path, draws: int = 2000) -> list[di
             continue
         sides = [_totals([side[cell][i] for i in both]) for side in (a, b)]
         pick = np.random.default_rng(0).integers(0, len(both), (draws, len(both)))
-        row: dict[str, Any] = {"dataset": cell[0], "block_size": cell[1], "n": len(both)}
+        row: dict[str, Any] = {"dataset": cell[0], "drafter": cell[1], "block_size": cell[2], "n": len(both)}
         for name, figure in FIGURES.items():
             before, after = (float(figure(side.sum(axis=0))) for side in sides)
             drawn = [figure(side[pick].sum(axis=1)) for side in sides]
@@ -97,20 +108,23 @@ def compare(first: str | Path, second: str | Path, draws: int = 2000) -> list[di
             }
         rows.append(row)
     if not rows:
-        raise UserError(f"{first} and {second} measured no dataset at the same block size")
+        raise UserError(
+            f"{first} and {second} measured no dataset at the same block size by the same drafter"
+        )
     return rows
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: first -> second, their ratio and its interval."""
     names = list(FIGURES)
-    lines = ["| dataset | B | n | " + " | ".join(names) + " |", "|---" * (3 + len(names)) + "|"]
+    lines = ["| dataset | drafter | B | n | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
     for row in rows:
         cells = [
             f"{f['first']:.2f} -> {f['second']:.2f} (x{f['ratio']:.3f}, {f['low']:.3f} to {f['high']:.3f})"
             for f in (row[name] for name in names)
         ]
-        lines.append(f"| {row['dataset']} | {row['block_size']} | {row['n']} | " + " | ".join(cells) + " |")
+        head = [row["dataset"], row["drafter"], str(row["block_size"]), str(row["n"])]
+        lines.append("| " + " | ".join([*head, *cells]) + " |")
     note = "Ratio: second over first on the same prompts; in brackets a 95 % interval over prompts."
     return "\n".join([*lines, "", note])
 
@@ -125,7 +139,7 @@ def failures(
     """Why a result (rows.json, report.json or a folder of `dscout bench`) does not pass; empty: it does.
 
     Args:
-        min_speedup, min_mat: asked of every dataset, at the block size where it is fastest.
+        min_speedup, min_mat: asked of every drafter on every dataset, at the block size where it is fastest.
         identical: every answer equal to plain decoding's through the same program, where that was measured,
             and to the plain baseline's otherwise.
     Raises:
@@ -139,20 +153,19 @@ def failures(
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         by_dataset: dict[tuple, list[dict[str, Any]]] = {}
         for row in rows:
-            by_dataset.setdefault((row["dataset"], row["dtype"]), []).append(row)
+            by_dataset.setdefault((row["dataset"], row["drafter"], row["dtype"]), []).append(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of `dscout bench` ({error})") from None
     reasons = [] if rows else ["it holds no rows"]
-    for (dataset, dtype), sizes in by_dataset.items():
+    for (dataset, drafter, dtype), sizes in by_dataset.items():
         best = max(sizes, key=lambda row: row["speedup"])
-        where = f"{dataset} in {dtype} at B={best['block_size']}"
+        who = f"{drafter} on {dataset} in {dtype}"
+        where = f"{who} at B={best['block_size']}"
         for name, least in (("speedup", min_speedup), ("mat", min_mat)):
             if least is not None and best[name] < least:
                 reasons.append(f"{where}: {name} {best[name]:.3f} is below {least:g}")
         for row in sizes if identical else []:
             same = row.get("identical_same_program", row["identical"])
             if same < row["n"]:
-                reasons.append(
-                    f"{dataset} in {dtype} at B={row['block_size']}: {same} of {row['n']} answers identical"
-                )
+                reasons.append(f"{who} at B={row['block_size']}: {same} of {row['n']} answers identical")
     return reasons

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from dscout_jax import ops
 from dscout_jax.decode import Decoder, DecodeState, Weights, block_draft
 from dscout_jax.models import Target, target_head
-from infer.benchmark import resize
 from infer.load import load_decoder
 from infer.machine import describe
 
@@ -43,7 +42,7 @@ def draft_step(decoder: Decoder) -> Step:
     draft = block_draft(decoder.drafter, decoder.block_size)
 
     def step(weights: Weights, state: DecodeState) -> DecodeState:
-        return _set_anchors(state, draft(weights, state)[:, 0])
+        return _set_anchors(state, draft(weights, state).ids[:, 0])
 
     return step
 
@@ -108,14 +107,14 @@ def measure(
     timers: dict[tuple, Callable[[], float]] = {}
     for rows in (1, 2):
         plain = decoder.plain(rows)
-        state, _ = plain.prefill(prompts, budget)
+        state, _ = plain.prefill(plain.requests(prompts, budget))
         step = forward_step(decoder.target, rows)
         timers["ar", rows] = timer(step, plain.weights, state, calls)
         timers["plain", rows] = whole(plain)
         log(f"compiled plain decoding with {rows} row(s)")
     for size in block_sizes:
-        sized = resize(decoder, size)
-        state, _ = sized.prefill(prompts, budget)
+        sized = decoder.resize(size)
+        state, _ = sized.prefill(sized.requests(prompts, budget))
         taps = sized.drafter.config.target_layer_ids
         timers["draft", size] = timer(draft_step(sized), sized.weights, state, calls)
         timers["verify", size] = timer(forward_step(sized.target, size, taps), sized.weights, state, calls)

@@ -1,5 +1,6 @@
 """The command line: help, and a user's mistakes end with exit code 2 and one line."""
 
+import json
 import subprocess
 import sys
 
@@ -44,8 +45,9 @@ def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, caps
 
 
 def test_the_gate_exits_with_1_and_the_reason(tmp_path, capsys):
-    row = '{"dataset": "chat", "dtype": "bfloat16", "block_size": 4, "n": 2, "speedup": 1.1, "identical": 2}'
-    (tmp_path / "rows.json").write_text(f'{{"rows": [{row}]}}')
+    row = {"dataset": "chat", "drafter": "mine", "dtype": "bfloat16", "block_size": 4, "n": 2}
+    rows = [row | {"speedup": 1.1, "identical": 2}]
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
     main(["bench", "check", str(tmp_path), "--identical", "--min-speedup", "1.1"])
     with pytest.raises(SystemExit) as stop:
         main(["bench", "check", str(tmp_path), "--min-speedup", "1.2"])

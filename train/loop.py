@@ -118,6 +118,7 @@ def drafter_config(settings: TrainSettings, target: LoadedTarget) -> DrafterConf
         block_size=settings.block_size,
         mask_token_id=default_mask_id(target) if mask is None else mask,
         target_layer_ids=settings.target_layer_ids,
+        fusion=settings.fusion,
     )
     check_pair(config, target.config, target.tokenizer.special_ids)
     return config

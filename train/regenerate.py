@@ -1,5 +1,6 @@
 """The target's own answers to a file of prompts: what a drafter learns from."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -9,8 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from dscout_jax.decode import Decoder
-from dscout_jax.decode.sampling import greedy, sample
+from dscout_jax.decode import Decoder, Sampling
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
 from dscout_jax.models import Target
@@ -65,7 +65,6 @@ def regenerate(
         Target(target.config, dtype or _dtype(target)),
         target.params,
         stop_ids=target.tokenizer.stop_ids,
-        choose=sample(temperature, seed) if temperature else greedy,
         # Many rows of one token each: XLA:CPU attends over fp32 entries twice as fast as over bf16 ones.
         cache_dtype=jnp.float32,
         capacity_bucket=128,
@@ -85,7 +84,12 @@ def regenerate(
             todo.sort(key=lambda item: len(item[1]))
             for start in range(0, len(todo), batch):
                 part = todo[start : start + batch]
-                answers = decoder.generate([ids for _, ids in part], max_new_tokens, rows=batch)
+                answers = decoder.generate(
+                    [ids for _, ids in part],
+                    max_new_tokens,
+                    sampling=[Sampling(temperature, seed=_row_seed(seed, ids)) for _, ids in part],
+                    rows=batch,
+                )
                 for (name, ids), answer in zip(part, answers, strict=True):
                     row = {"id": name, "prompt_tokens": ids, "answer_tokens": answer.tokens}
                     file.write(json.dumps(row | {"finish": answer.finish} | settings) + "\n")
@@ -98,6 +102,11 @@ def regenerate(
 
 def _row(name: str, turn: int) -> str:
     return f"{name}#{turn + 1}" if turn else name
+
+
+def _row_seed(seed: int, ids: list[int]) -> int:
+    """Of the prompt's tokens, so that neither batches nor interruptions change what is drawn."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {ids}".encode()).digest()[:4], "little")
 
 
 def _ids(

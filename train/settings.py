@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from jax.sharding import Mesh
 
+from dscout_jax.config import Fusion
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init
 from dscout_jax.models.drafter import Remat
@@ -23,6 +24,7 @@ class TrainSettings:
     target: a Hugging Face folder, what `dscout convert` made of one, or the embedded "smollm2-135m".
     data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
     num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
+    fusion: of the tapped layers: "fc", dense and served by other engines; "softmax", a few weights a layer.
     init: "target" starts from the target's last layers, "fresh" from noise; a drafter's folder, ours or
         another project's, from that drafter; a run, trained or imported, from its newest checkpoint.
     seq_len: tokens a row is cut and padded to. batch: rows a step, in `accumulation` parts.
@@ -49,6 +51,7 @@ class TrainSettings:
     block_size: int = 8
     target_layer_ids: tuple[int, ...] | None = None
     mask_token_id: int | None = None
+    fusion: Fusion = "fc"
     init: Init | str = "target"
     seq_len: int = 384
     batch: int = 8
@@ -123,7 +126,9 @@ class TrainSettings:
             "heldout num_anchors query_budget steps learning_rate warmup clip weight_decay seed dtype "
             "train_vocab"
         )
-        return {n: _plain(getattr(self, n)) for n in [*names.split(), "objective"]}
+        # Runs from before there was a choice of fusion go on.
+        fusion = ["fusion"] if self.fusion != "fc" else []
+        return {n: _plain(getattr(self, n)) for n in [*names.split(), *fusion, "objective"]}
 
 
 def _plain(value: Any) -> Any:

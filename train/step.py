@@ -146,24 +146,12 @@ def make_features(
     return jax.jit(features if mesh is None else spread)
 
 
-def make_step(
-    drafter: Drafter,
-    settings: TrainSettings,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh | None = None,
-) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """(state, frozen, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
+def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[jax.Array, tuple]]:
+    """(params, frozen, key, features, tokens, answer, row_ids) -> numerator, (denominator, slots, blocks).
 
-    `progress` in 0..1 sets the learning rate.
-    Loss and gradient are quotients of sums over the whole batch: all devices, all accumulation parts.
-    A step whose loss or gradient is not finite changes nothing and is counted; so does one without a
-    supervised slot, uncounted.
-
-    Args:
-        mesh: over which state and `frozen` lie by the table and the rows by `BATCH`; None: one device's work.
+    The loss of a batch is the quotient of the first two, each summed over all of its parts.
     """
     objective = settings.objective
-    rows_per_sequence = settings.query_budget
 
     def sums(params, frozen, key, features, tokens, answer, row_ids):
         blocks = sample_blocks(
@@ -196,10 +184,31 @@ def make_step(
             whole("lm_head/weight", frozen.head),
             blocks,
             features.hidden,
-            rows_per_sequence=rows_per_sequence,
+            rows_per_sequence=settings.query_budget,
             chunk=settings.chunk,
         )
         return out.numerator, (out.denominator, out.slots, blocks.keep.sum())
+
+    return sums
+
+
+def make_step(
+    drafter: Drafter,
+    settings: TrainSettings,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """(state, frozen, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
+
+    `progress` in 0..1 sets the learning rate.
+    Loss and gradient are quotients of sums over the whole batch: all devices, all accumulation parts.
+    A step whose loss or gradient is not finite changes nothing and is counted; so does one without a
+    supervised slot, uncounted.
+
+    Args:
+        mesh: over which state and `frozen` lie by the table and the rows by `BATCH`; None: one device's work.
+    """
+    sums = make_sums(drafter, settings)
 
     def accumulated(params, frozen, key, *parts):
         """Sums and their gradients over the rows at hand, in `accumulation` parts."""

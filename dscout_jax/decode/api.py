@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dscout_jax.decode.batch import Request, Shape, check, pad, round_up, shape_of
 from dscout_jax.decode.draft import Draft, block_draft, no_draft
 from dscout_jax.decode.loop import make_loop, make_round, prefill
-from dscout_jax.decode.sampling import Choose, greedy
+from dscout_jax.decode.policy import Policy
+from dscout_jax.decode.sampling import Sampling
 from dscout_jax.decode.state import DecodeState, Weights
+from dscout_jax.decode.stats import mat, prefix_survival
 from dscout_jax.errors import UserError
 from dscout_jax.models import Drafter, Target, target_head
-
-_STOP_BUCKET = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +26,18 @@ class Generation:
     """One answer.
 
     tokens: emitted ids, a stop id included.
+    text: of the tokens; None without a detokenizer.
     accepted: drafts accepted in each round; `sum(a + 1) + 1 == len(tokens)`, the first token being the
         prefill's.
+    block_size: slots of a round at the most.
     finish: "stop" or "length".
     prefill_seconds, decode_seconds: of the whole batch, compilation excluded.
     """
 
     tokens: list[int]
+    text: str | None
     accepted: list[int]
+    block_size: int
     finish: str
     prefill_seconds: float
     decode_seconds: float
@@ -42,9 +47,19 @@ class Generation:
         """Rounds that the answer took."""
         return len(self.accepted)
 
+    @property
+    def mat(self) -> float:
+        """Tokens committed a round, the bonus included."""
+        return mat([self.accepted])
+
+    @property
+    def survival(self) -> list[float]:
+        """S_k for k = 1..block_size-1: the share of rounds that committed their first k drafts."""
+        return prefix_survival([self.accepted], self.block_size)
+
 
 class Decoder:
-    """Greedy decoding of a batch, speculative with a drafter and plain without.
+    """Decoding of a batch, greedy or sampled row by row, speculative with a drafter and plain without.
 
     Programs are compiled once for each (rows, prompt bucket, capacity bucket); `compilations` counts them.
 
@@ -54,12 +69,20 @@ class Decoder:
         stop_ids: ids that end an answer; `generate` can override them per row.
         block_size: slots verified a round, the anchor included. Default: the drafter's own; 1 when plain.
             A plain decoder with block_size 2 runs every product with two rows, which some kernels prefer.
-        draft: another source of proposals than the drafter (see `decode.draft.Draft`).
+        smaller: further block sizes below `block_size` that a round may take.
+        policy: chooses a round's size among (*smaller, block_size) (see `decode.policy`).
+        min_confidence: drafts whose running product of confidence falls below this are not sent; the round
+            verifies at the smallest of its sizes that holds the rest. 0 sends all.
+        draft: another source of proposals than the drafter: makes a Draft of a block size.
         draft_ids: ids that drafts are chosen from, such as those the drafter was trained on: a smaller head
             to multiply with, and never another output. Default: the whole vocabulary.
-        choose: how logits become tokens; anything but greedy needs plain decoding.
+        sample_drafts: rows with a temperature draw their drafts and verify by full rejection sampling,
+            instead of proposing the drafter's argmax. The text has the same distribution, but is no longer
+            that of plain decoding with the same seed.
+        detokenize: ids -> text.
         cache_dtype: of both caches; default the target's dtype.
         bucket, capacity_bucket: prompt lengths and cache capacities are rounded up to multiples of these.
+        prefill_chunk: positions of a prompt read in one forward.
     Raises:
         UserError: a block size that the drafter does not have, or a drafter of another target.
     """
@@ -73,12 +96,17 @@ class Decoder:
         *,
         stop_ids: Sequence[int] = (),
         block_size: int | None = None,
-        draft: Draft | None = None,
+        smaller: Sequence[int] = (),
+        policy: Policy | None = None,
+        min_confidence: float = 0.0,
+        draft: Callable[[int], Draft] | None = None,
         draft_ids: Sequence[int] | None = None,
-        choose: Choose = greedy,
+        sample_drafts: bool = False,
+        detokenize: Callable[[Sequence[int]], str] | None = None,
         cache_dtype: jnp.dtype | None = None,
         bucket: int = 64,
         capacity_bucket: int = 256,
+        prefill_chunk: int = 1024,
     ) -> None:
         if block_size is None:
             block_size = drafter.config.block_size if drafter else 1
@@ -89,36 +117,53 @@ class Decoder:
             raise UserError("a drafter needs its parameters: pass drafter_params")
         if drafter:
             drafter.config.check_target(target.config)
+        if not all(1 <= size < block_size for size in smaller):
+            raise UserError(f"smaller block sizes {tuple(smaller)} must be from 1 to {block_size - 1}")
+        if not 0 <= min_confidence <= 1:
+            raise UserError(f"min_confidence {min_confidence} must be from 0 (send all) to 1")
+        if sample_drafts and (drafter is None or draft is not None):
+            raise UserError("sample_drafts needs a drafter that drafts by itself: nothing else has a q")
+        if prefill_chunk < 1:
+            raise UserError(f"prefill_chunk {prefill_chunk} must be at least 1")
+        self._options = dict(
+            stop_ids=tuple(stop_ids),
+            min_confidence=min_confidence,
+            draft=draft,
+            draft_ids=draft_ids,
+            sample_drafts=sample_drafts,
+            detokenize=detokenize,
+            cache_dtype=cache_dtype or target.dtype,
+            bucket=bucket,
+            capacity_bucket=capacity_bucket,
+            prefill_chunk=prefill_chunk,
+        )
         if block_size == 1:
-            drafter = drafter_params = None  # nothing to propose: plain decoding
+            drafter = drafter_params = draft = None  # nothing to propose: plain decoding
         self.target, self.drafter, self.block_size = target, drafter, block_size
         self.weights = Weights(target_params, drafter_params)
         if drafter and draft_ids is not None:
             ids = _checked_ids(draft_ids, target.config.vocab_size)
             self.weights = self.weights._replace(draft_head=target_head(target_params)[ids], draft_ids=ids)
-        self.draft_ids = draft_ids
-        self.stop_ids = tuple(stop_ids)
-        self._bucket, self._capacity_bucket = bucket, capacity_bucket
-        self._cache_dtype = cache_dtype or target.dtype
+        self.draft_ids, self.stop_ids = draft_ids, self._options["stop_ids"]
         if draft is None:
-            draft = block_draft(drafter, block_size) if drafter else no_draft(block_size)
-        if choose is not greedy and (drafter or block_size > 1):
-            raise UserError("sampling is implemented for plain decoding; leave the drafter out")
-        self._choose = choose
-        self.round = make_round(target, drafter, draft, choose)
+            draft = partial(block_draft, drafter, sampled=sample_drafts) if drafter else no_draft
+        # A block of one slot has no drafts, and no drafter need run for it.
+        self.draft_of = lambda size: draft(size) if size > 1 else no_draft(1)
+        self.sizes = (*sorted(set(smaller)), block_size)
+        self._tracked = block_size - 1 if policy else 0
+        drafts = [(size, self.draft_of(size)) for size in self.sizes]
+        self.round = make_round(target, drafter, drafts, policy, min_confidence)
         self._programs: dict[tuple, Any] = {}
 
     def plain(self, rows: int = 1) -> "Decoder":
         """Plain decoding with the same target, every product run with `rows` rows a sequence."""
-        return Decoder(
-            self.target,
-            self.weights.target,
-            stop_ids=self.stop_ids,
-            block_size=rows,
-            cache_dtype=self._cache_dtype,
-            bucket=self._bucket,
-            capacity_bucket=self._capacity_bucket,
-        )
+        alone = dict(min_confidence=0.0, draft=None, draft_ids=None, sample_drafts=False)
+        return Decoder(self.target, self.weights.target, block_size=rows, **self._options | alone)
+
+    def resize(self, block_size: int) -> "Decoder":
+        """The same models and options at one other block size."""
+        models = (self.target, self.weights.target, self.drafter, self.weights.drafter)
+        return Decoder(*models, block_size=block_size, **self._options)
 
     @property
     def compilations(self) -> int:
@@ -136,40 +181,50 @@ class Decoder:
         max_new_tokens: int | Sequence[int],
         *,
         stop_ids: Sequence[Sequence[int]] | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         live_slots: int | None = None,
         rows: int | None = None,
     ) -> list[Generation]:
-        """Answers a batch of prompts.
+        """Answers a batch of prompts; `decode.serve` answers more than fit in one.
 
         Args:
             prompts: token ids, none empty.
             max_new_tokens: one budget, or one a prompt.
             stop_ids: one list a prompt, in place of the decoder's own.
+            sampling: one for all, or one a prompt; None: greedy.
             live_slots: slots that may be committed from, 1..block_size. 1 is plain decoding through the
                 very program that speculates: drafts are computed and ignored, so that every kernel has the
                 same shape; the identity check of bf16.
             rows: pads the batch to this many rows, so that a smaller last batch compiles nothing new.
         Raises:
-            UserError: an empty prompt, an id outside the vocabulary, a budget below 1, or too many positions.
+            UserError: an empty prompt, an id outside the vocabulary, a budget below 1, a sampling setting
+                that means nothing, or too many positions.
         """
         if not prompts:
             return []
-        state, prefill_seconds = self.prefill(prompts, max_new_tokens, stop_ids, live_slots, rows)
-        loop = self._program("loop", make_loop(self.round), _shape(state), self.weights, state)
+        requests = self.requests(prompts, max_new_tokens, stop_ids, sampling)
+        state, prefill_seconds = self.prefill(requests, live_slots=live_slots, rows=rows)
+        loop = self.compiled("loop", make_loop(self.round), self.weights, state)
         begun = time.perf_counter()
         state = jax.block_until_ready(loop(self.weights, state))
         decode_seconds = time.perf_counter() - begun
-        host = _to_host(state)
-        return [_generation(host, row, prefill_seconds, decode_seconds) for row in range(len(prompts))]
+        host = to_host(state)
+        return [self.generation(host, row, prefill_seconds, decode_seconds) for row in range(len(prompts))]
 
     def stream(
-        self, prompt: Sequence[int], max_new_tokens: int, *, stop_ids: Sequence[int] | None = None
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        *,
+        stop_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
     ) -> Iterator[list[int]]:
         """Yields the tokens of each round of one prompt as they come; the first list is the prefill's."""
-        state, _ = self.prefill([prompt], max_new_tokens, None if stop_ids is None else [stop_ids])
-        host, at = _to_host(state), len(prompt)
+        stops = None if stop_ids is None else [stop_ids]
+        state, _ = self.prefill(self.requests([prompt], max_new_tokens, stops, sampling))
+        host, at = to_host(state), len(prompt)
         # Compiled before the first list is out, so that a caller who times the lists times rounds alone.
-        step = self._program("round", self.round, _shape(state), self.weights, state)
+        step = self.compiled("round", self.round, self.weights, state)
         while True:
             end = int(host.lengths[0]) + 1
             yield host.tokens[0, at:end].tolist()
@@ -177,106 +232,102 @@ class Decoder:
             if not host.live[0]:
                 return
             state = step(self.weights, state)
-            host = _to_host(state)
+            host = to_host(state)
 
-    def prefill(
+    def requests(
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int | Sequence[int],
         stop_ids: Sequence[Sequence[int]] | None = None,
-        live_slots: int | None = None,
-        rows: int | None = None,
-    ) -> tuple[DecodeState, float]:
-        """The state after the prompts, for callers that drive rounds themselves; and seconds taken."""
-        tokens_BxP, *per_row, capacity = self._batch(prompts, max_new_tokens, stop_ids, live_slots, rows)
-        args = (self.weights, tokens_BxP, *per_row)
-        run = partial(prefill, self.target, self.drafter, capacity, self._cache_dtype, self._choose)
-        shape = (*tokens_BxP.shape, capacity, per_row[2].shape[1])
-        program = self._program("prefill", run, shape, *args)
-        begun = time.perf_counter()
-        state = jax.block_until_ready(program(*args))
-        return state, time.perf_counter() - begun
-
-    def _program(self, name: str, run: Callable, shape: tuple[int, ...], *args: Any) -> Any:
-        """The compiled program for this shape; compiled apart from running, so that timings exclude it."""
-        key = (name, *shape)
-        if key not in self._programs:
-            # The state is the second argument of all but the prefill: its buffers are updated in place.
-            donated = () if name == "prefill" else (1,)
-            self._programs[key] = jax.jit(run, donate_argnums=donated).lower(*args).compile()
-        return self._programs[key]
-
-    def _batch(self, prompts, max_new_tokens, stop_ids, live_slots, rows) -> tuple:
-        """Checked and padded arrays: tokens [B, P], prompts, budgets, stops [B, E], slots [B]; capacity."""
+        sampling: Sampling | Sequence[Sampling] | None = None,
+    ) -> list[Request]:
+        """One request a prompt, of columns as `generate` takes them. Raises UserError for unlike lengths."""
         n = len(prompts)
         budgets = [max_new_tokens] * n if isinstance(max_new_tokens, int) else list(max_new_tokens)
         stops = [self.stop_ids] * n if stop_ids is None else [tuple(s) for s in stop_ids]
-        if len(budgets) != n or len(stops) != n:
+        one = sampling is None or isinstance(sampling, Sampling)
+        draws = [sampling or Sampling()] * n if one else list(sampling)
+        if not len(budgets) == len(stops) == len(draws) == n:
             raise UserError(
-                f"{n} prompts, {len(budgets)} budgets, {len(stops)} lists of stop ids: give as many"
+                f"{n} prompts, {len(budgets)} budgets, {len(stops)} lists of stop ids, {len(draws)} settings "
+                "of sampling: give as many"
             )
-        for row, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
-            self._check(row, prompt, budget)
+        return [Request(*columns) for columns in zip(prompts, budgets, stops, draws, strict=True)]
+
+    def shape(self, requests: Sequence[Request]) -> Shape:
+        """Sizes that hold these requests, together or one by one. Raises UserError for one that cannot be."""
+        models = (self.target, self.drafter) if self.drafter else (self.target,)
+        limit = min(m.config.max_position for m in models)
+        check(requests, self.target.config.vocab_size, limit, self.block_size)
+        slots = self.prompt_slots(requests)
+        return shape_of(requests, self.block_size, slots, self._options["capacity_bucket"])
+
+    def prefill(
+        self,
+        requests: Sequence[Request],
+        *,
+        live_slots: int | None = None,
+        rows: int | None = None,
+        shape: Shape | None = None,
+    ) -> tuple[DecodeState, float]:
+        """The state after the prompts, for callers that drive rounds themselves; and seconds taken.
+
+        `shape`: of a greater set of requests, checked before; by default of these.
+        """
+        shape = shape or self.shape(requests)
         slots = self.block_size if live_slots is None else live_slots
         if not 1 <= slots <= self.block_size:
             raise UserError(f"live_slots {slots} must be from 1 to the block size {self.block_size}")
-        B = max(n, rows or n)
-        need = max(len(p) + m for p, m in zip(prompts, budgets, strict=True)) + self.block_size
-        P = _round_up(max(map(len, prompts)), self._bucket)
-        capacity = _round_up(max(need, P), self._capacity_bucket)
-        # A row of padding is one token long and asks for one token: the prefill finishes it.
-        tokens_BxP = np.zeros((B, P), np.int32)
-        lengths_B, budgets_B = np.ones(B, np.int32), np.ones(B, np.int32)
-        stops_BxE = np.full((B, _round_up(max(map(len, stops), default=0), _STOP_BUCKET)), -1, np.int32)
-        for row, prompt in enumerate(prompts):
-            tokens_BxP[row, : len(prompt)] = prompt
-            lengths_B[row], budgets_B[row] = len(prompt), budgets[row]
-            stops_BxE[row, : len(stops[row])] = stops[row]
-        return tokens_BxP, lengths_B, budgets_B, stops_BxE, np.full(B, slots, np.int32), capacity
+        batch = pad(requests, max(len(requests), rows or 0), self.prompt_slots(requests), shape, slots)
+        models = (self.target, self.drafter, shape.capacity, self._options["cache_dtype"])
+        run = partial(prefill, *models, self._options["prefill_chunk"], self._tracked)
+        key = ("prefill", *batch.tokens.shape, shape.capacity, shape.stops)
+        program = self._program(key, run, (), self.weights, batch)
+        begun = time.perf_counter()
+        state = jax.block_until_ready(program(self.weights, batch))
+        return state, time.perf_counter() - begun
 
-    def _check(self, row: int, prompt: Sequence[int], budget: int) -> None:
-        if not len(prompt):
-            raise UserError(f"prompt {row} is empty; a prompt needs at least one token")
-        vocab = self.target.config.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise UserError(
-                f"prompt {row} holds an id outside the vocabulary of {vocab}; is it another tokenizer's?"
-            )
-        if budget < 1:
-            raise UserError(f"max_new_tokens {budget} of prompt {row} must be at least 1")
-        models = (self.target, self.drafter) if self.drafter else (self.target,)
-        limit = min(m.config.max_position for m in models)
-        need = len(prompt) + budget + self.block_size
-        if need > limit:
-            raise UserError(
-                f"prompt {row}: {len(prompt)} tokens + {budget} new + a block of {self.block_size} = {need} "
-                f"positions, but the model has {limit}; shorten the prompt or lower max_new_tokens"
-            )
+    def compiled(self, name: str, run: Callable, first: Any, state: DecodeState, *args: Any) -> Any:
+        """The compiled program of `run(first, state, ...)` for this state's shape; consumes the state.
+
+        Compiled apart from running, so that timings exclude it.
+        """
+        key = (name, *state.tokens.shape, state.stops.shape[1])
+        return self._program(key, run, (1,), first, state, *args)
+
+    def _program(self, key: tuple, run: Callable, donated: tuple[int, ...], *args: Any) -> Any:
+        if key not in self._programs:
+            # Buffers of a donated state are updated in place.
+            self._programs[key] = jax.jit(run, donate_argnums=donated).lower(*args).compile()
+        return self._programs[key]
+
+    def generation(
+        self, host: DecodeState, row: int, prefill_seconds: float, decode_seconds: float
+    ) -> Generation:
+        """A row of `to_host(state)` as an answer."""
+        begin, end = int(host.prompts[row]), int(host.lengths[row]) + 1
+        tokens = host.tokens[row, begin:end].tolist()
+        detokenize = self._options["detokenize"]
+        return Generation(
+            tokens=tokens,
+            text=detokenize(tokens) if detokenize else None,
+            accepted=(host.committed[row, : int(host.rounds[row])] - 1).tolist(),
+            block_size=self.block_size,
+            finish="stop" if host.stopped[row] else "length",
+            prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
+        )
+
+    def prompt_slots(self, requests: Sequence[Request]) -> int:
+        """Positions of the padded prompts: a multiple of the bucket, and of the chunk if longer than that."""
+        slots = round_up(max(len(r.prompt) for r in requests), self._options["bucket"])
+        chunk = self._options["prefill_chunk"]
+        return slots if slots <= chunk else round_up(slots, chunk)
 
 
-def _round_up(n: int, multiple: int) -> int:
-    return max(1, -(-n // multiple)) * multiple
-
-
-def _shape(state: DecodeState) -> tuple[int, ...]:
-    """(rows, capacity, stop ids): with the models, all that a program's shapes depend on."""
-    return (*state.tokens.shape, state.stops.shape[1])
-
-
-def _to_host(state: DecodeState) -> DecodeState:
+def to_host(state: DecodeState) -> DecodeState:
     """The state without its caches, as numpy copies: the device's buffers are donated to the next round."""
     return jax.tree.map(np.array, state._replace(target=None, context=None))
-
-
-def _generation(host: DecodeState, row: int, prefill_seconds: float, decode_seconds: float) -> Generation:
-    begin, end = int(host.prompts[row]), int(host.lengths[row]) + 1
-    return Generation(
-        tokens=host.tokens[row, begin:end].tolist(),
-        accepted=(host.committed[row, : int(host.rounds[row])] - 1).tolist(),
-        finish="stop" if host.stopped[row] else "length",
-        prefill_seconds=prefill_seconds,
-        decode_seconds=decode_seconds,
-    )
 
 
 def _checked_ids(draft_ids: Sequence[int], vocab: int) -> jax.Array:

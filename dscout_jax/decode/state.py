@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dscout_jax.decode.sampling import Sampling
 from dscout_jax.models import KVCache
 
 
@@ -23,6 +24,32 @@ class Weights(NamedTuple):
     draft_ids: jax.Array | None = None
 
 
+class Batch(NamedTuple):
+    """What a prefill reads.
+
+    tokens: [B, P] int32, prompts padded on the right.
+    prompts, budgets, stops, slots, sampling: as in DecodeState, the budget in tokens.
+    """
+
+    tokens: jax.Array
+    prompts: jax.Array
+    budgets: jax.Array
+    stops: jax.Array
+    slots: jax.Array
+    sampling: Sampling
+
+
+class Acceptance(NamedTuple):
+    """What a policy chooses block sizes by: fading counts of each row's slots 1..W-1.
+
+    tried: [B, W-1] fp32, rounds that sent a draft in the slot and accepted all drafts before it.
+    hits: [B, W-1] fp32, those of them that accepted it too.
+    """
+
+    tried: jax.Array
+    hits: jax.Array
+
+
 class DecodeState(NamedTuple):
     """B rows, each at its own place. Positions are absolute; S is the capacity of a row.
 
@@ -37,11 +64,13 @@ class DecodeState(NamedTuple):
     stops: [B, E] int32, ids that end the row, padded with -1.
     slots: [B] int32, block slots that may be committed from, the anchor's included; 1 = plain decoding
         through the very same program.
+    sampling: fields [B], how each row draws.
     stopped: [B] bool, the anchor is one of the row's stop ids.
     rounds: [B] int32, rounds in which the row was live.
     committed: [B, S] int32, tokens that each of those rounds committed.
     target: the target's cache.
     context: the drafter's cache, context entries only; None in plain decoding.
+    acceptance: running counts for the policy; None where the block size is fixed.
     """
 
     tokens: jax.Array
@@ -50,11 +79,13 @@ class DecodeState(NamedTuple):
     limits: jax.Array
     stops: jax.Array
     slots: jax.Array
+    sampling: Sampling
     stopped: jax.Array
     rounds: jax.Array
     committed: jax.Array
     target: KVCache
     context: KVCache | None
+    acceptance: Acceptance | None
 
     @property
     def anchors(self) -> jax.Array:

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 class Commit(NamedTuple):
     """What one round adds to each row.
 
+    accepted: [B] int32, leading proposals that equal the target's choices, before any cut.
     count: [B] int32, tokens committed; the choices of slots 0..count-1. Zero where a row is not live.
     stopped: [B] bool, the last of them is a stop id.
     """
 
+    accepted: jax.Array
     count: jax.Array
     stopped: jax.Array
 
@@ -23,7 +25,7 @@ def is_stop(ids: jax.Array, stops_BxE: jax.Array) -> jax.Array:
     return jnp.any(ids[..., None] == stops, axis=-1)
 
 
-def accept_greedy(
+def accept(
     proposals_BxW1: jax.Array,
     choices_BxW: jax.Array,
     slots_B: jax.Array,
@@ -41,7 +43,7 @@ def accept_greedy(
 
     Args:
         proposals_BxW1: [B, W-1] proposed ids for slots 1..W-1; negative proposes nothing.
-        choices_BxW: the target's argmax at slots 0..W-1; slot k's is the token after slot k.
+        choices_BxW: the target's tokens after slots 0..W-1, argmaxes or draws (see `sampling.choose`).
         slots_B: slots of the block that may be used.
         stops_BxE: stop ids, padded with -1.
         room_B: tokens that the budget allows.
@@ -55,4 +57,4 @@ def accept_greedy(
     count_B = jnp.minimum(jnp.minimum(accepted_B + 1, until_stop_B), room_B)
     count_B = jnp.where(live_B, count_B, 0).astype(jnp.int32)
     stopped_B = jnp.any(stop_BxW & (jnp.arange(W) < count_B[:, None]), axis=1)
-    return Commit(count_B, stopped_B)
+    return Commit(accepted_B, count_B, stopped_B)

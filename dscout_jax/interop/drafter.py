@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dscout_jax.config import DrafterConfig, TargetConfig
+from dscout_jax.config import ARCHITECTURES, DrafterConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.interop import names
 from dscout_jax.interop.folders import whole_folder
@@ -21,7 +21,6 @@ from dscout_jax.interop.safetensors import TensorFolder, listing, read_json, wri
 PROVENANCE = "dscout.json"
 DRAFT_IDS = "draft_ids.json"
 _TEXT_TOKENS = ("bos_token", "eos_token", "pad_token")
-_ARCHITECTURE = "DFlashDraftModel"
 # Parts of tensor names that belong to relatives of DFlash whose drafts would come out wrong.
 _FOREIGN = {
     "attention_conv": "DFlash2 convolutions are not implemented",
@@ -47,8 +46,10 @@ def save_drafter(
 ) -> Path:
     """Writes a DFlash folder that serving engines load; it appears when it is whole.
 
+    With softmax fusion the folder is ours alone: its README says so, and its architecture has another name.
+
     Args:
-        params: the drafter's tree; exactly the 11 L + 3 tensors of `config`.
+        params: the drafter's tree; exactly the tensors of `config`, 11 L + 3 of them in DFlash's own form.
         provenance: what the drafter was made from, kept in dscout.json; "target" names the target.
         dtype: bf16 or fp32 of the stored tensors.
         special_ids: the tokenizer's, such as {"eos_token": 2}; written, and the mask id checked against them.
@@ -169,10 +170,13 @@ def _check_mask(config: DrafterConfig, ids: Mapping[str, Any]) -> None:
 
 
 def _refuse_relatives(folder: Path, raw: Mapping[str, Any], tensors: TensorFolder) -> None:
-    known = raw.get("architectures") or [_ARCHITECTURE]
-    if _ARCHITECTURE not in known:
+    fusion = (raw.get("dflash_config") or {}).get("fusion", "fc")
+    if fusion not in ARCHITECTURES:
+        raise UserError(f"{folder}: fusion {fusion!r} is not implemented")
+    known = raw.get("architectures") or [ARCHITECTURES[fusion]]
+    if ARCHITECTURES[fusion] not in known:
         raise UserError(
-            f"{folder}: architectures {known} is not {_ARCHITECTURE}; it is another kind of drafter"
+            f"{folder}: architectures {known} is not {ARCHITECTURES[fusion]}; it is another kind of drafter"
         )
     for name in sorted(tensors.shapes):
         for part in set(name.split(".")) & set(_FOREIGN):
@@ -220,26 +224,44 @@ def _version() -> str:
 
 def _readme(config: DrafterConfig, name: str, provenance: Mapping[str, Any], drafted: int | None) -> str:
     size, target = config.block_size, str(provenance.get("target", "TARGET"))
-    return f"""# {name}
+    serving = _SERVING if config.fusion == "fc" else _NOT_SERVED
+    text = f"""# {name}
 
 A DFlash block-diffusion drafter for `{target}`: {config.num_layers} layers, blocks of {size} slots of which
 slot 0 holds the last known token and {size - 1} are drafted. It has no embedding and no output head: the
 target's are used.
+"""
+    return (
+        text
+        + serving.format(target=target, name=name, slots=size, drafts=size - 1)
+        + _origin(provenance, drafted)
+    )
 
-vLLM counts drafted tokens ({size - 1}):
+
+_SERVING = """
+vLLM counts drafted tokens ({drafts}):
 
 ```bash
 vllm serve {target} --speculative-config \\
-  '{{"method": "dflash", "model": "./{name}", "num_speculative_tokens": {size - 1}}}'
+  '{{"method": "dflash", "model": "./{name}", "num_speculative_tokens": {drafts}}}'
 ```
 
-SGLang counts the slots of the block ({size}):
+SGLang counts the slots of the block ({slots}):
 
 ```bash
 python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH \\
-  --speculative-draft-model-path ./{name} --speculative-num-draft-tokens {size}
+  --speculative-draft-model-path ./{name} --speculative-num-draft-tokens {slots}
 ```
-{_origin(provenance, drafted)}"""
+"""
+
+_NOT_SERVED = """
+vLLM, SGLang and tpu-inference do not serve it: they know the dense `fc` only, and this drafter mixes the
+target's layers by softmax weights (`layers.N.fusion.weight`). It decodes here:
+
+```bash
+dscout generate PROMPT --target TARGET_FOLDER --drafter {name}
+```
+"""
 
 
 def _origin(provenance: Mapping[str, Any], drafted: int | None) -> str:

@@ -82,11 +82,14 @@ def target_shapes(config: TargetConfig) -> dict[str, Shape]:
 
 
 def drafter_shapes(config: DrafterConfig) -> dict[str, Shape]:
-    """Path and shape of the 11 L + 3 tensors of a DFlash drafter: no embedding, no head."""
-    width = config.hidden_size
-    shapes = {
-        "fc/weight": (width, len(config.target_layer_ids) * width),
-        "hidden_norm/weight": (width,),
-        "norm/weight": (width,),
-    }
+    """Path and shape of a drafter's tensors: no embedding, no head.
+
+    A DFlash drafter has 11 L + 3; with softmax fusion, C weights a layer stand for the `fc`: 12 L + 2.
+    """
+    width, taps = config.hidden_size, len(config.target_layer_ids)
+    if config.fusion == "fc":
+        shapes = {"fc/weight": (width, taps * width)}
+    else:
+        shapes = {f"layers_{i}/fusion/weight": (taps,) for i in range(config.num_layers)}
+    shapes |= {"hidden_norm/weight": (width,), "norm/weight": (width,)}
     return shapes | _layers(config, qk_norm=True)

@@ -49,6 +49,25 @@ class DraftAttention(nn.Module):
         return self.o_proj(out)
 
 
+class Fusion(nn.Module):
+    """One draft layer's weighted mean of the tapped layers.
+
+        f = sum_c softmax(weight)_c * x_c / rms(x_c)
+
+    Each layer's features are scaled to unit RMS first: residual streams grow with depth, and the weights
+    would otherwise say little beside the norms.
+    """
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, taps_BxSxCxD: jax.Array) -> jax.Array:
+        C, D = taps_BxSxCxD.shape[-2:]
+        share_C = jax.nn.softmax(self.param("weight", nn.initializers.zeros, (C,), jnp.float32))
+        even = ops.rms_norm(taps_BxSxCxD.astype(jnp.float32), jnp.ones(D), self.eps)
+        return jnp.einsum("bscd,c->bsd", even, share_C).astype(taps_BxSxCxD.dtype)
+
+
 class DraftBlock(nn.Module):
     """One draft layer. Only the block's stream is normed on entry; the context arrives normed."""
 
@@ -61,6 +80,8 @@ class DraftBlock(nn.Module):
         self.self_attn = DraftAttention(c, self.dtype)
         self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
         self.mlp = MLP(c.intermediate_size, self.dtype)
+        if c.fusion == "softmax":
+            self.fusion = Fusion(c.rms_norm_eps)
 
     def __call__(self, x, positions, anchors, horizons, context_kv, chunk):
         h = self.input_layernorm(x)
@@ -82,7 +103,8 @@ class Drafter(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.fc = Linear(c.hidden_size, self.dtype)
+        if c.fusion == "fc":
+            self.fc = Linear(c.hidden_size, self.dtype)
         self.hidden_norm = RMSNorm(c.rms_norm_eps)
         layer = DraftBlock
         if self.remat != "none":
@@ -91,12 +113,25 @@ class Drafter(nn.Module):
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def context(self, taps_BxSxCD: jax.Array) -> jax.Array:
-        """`RMSNorm(fc(taps))` [B, S, D]: the same for every layer, never updated."""
-        return self.hidden_norm(self.fc(taps_BxSxCD.astype(self.dtype)))
+        """Context features, never updated.
 
-    def context_kv(self, ctx_BxSxD: jax.Array, positions_BxS: jax.Array) -> KVCache:
-        """Every layer's keys and values [B, G, S, K] of context features at absolute positions."""
-        pairs = [layer.self_attn.key_value(ctx_BxSxD, positions_BxS) for layer in self.layers]
+        Returns:
+            `RMSNorm(fc(taps))` [B, S, D], the same for every layer; with softmax fusion
+            `RMSNorm(fusion_l(taps))` [B, S, L, D], one for each.
+        """
+        taps = taps_BxSxCD.astype(self.dtype)
+        if self.config.fusion == "fc":
+            return self.hidden_norm(self.fc(taps))
+        taps_BxSxCxD = taps.reshape(*taps.shape[:-1], -1, self.config.hidden_size)
+        return self.hidden_norm(jnp.stack([layer.fusion(taps_BxSxCxD) for layer in self.layers], axis=2))
+
+    def context_kv(self, ctx: jax.Array, positions_BxS: jax.Array) -> KVCache:
+        """Every layer's keys and values [B, G, S, K] of `context`'s features at absolute positions."""
+        own = [ctx] * len(self.layers) if self.config.fusion == "fc" else jnp.unstack(ctx, axis=2)
+        pairs = [
+            layer.self_attn.key_value(ctx_BxSxD, positions_BxS)
+            for layer, ctx_BxSxD in zip(self.layers, own, strict=True)
+        ]
         return KVCache(tuple(k.swapaxes(1, 2) for k, _ in pairs), tuple(v.swapaxes(1, 2) for _, v in pairs))
 
     def block(

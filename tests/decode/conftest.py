@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, MASK, ROWS, VOCAB, bigger, oracle
+from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, MASK, VOCAB, bigger, oracle, puppeteer
 
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.decode import Decoder
@@ -80,17 +80,5 @@ def answers(plain, prompts):
 
 @pytest.fixture(scope="session")
 def puppet(build, drafter, drafter_params, prompts, answers):
-    """A speculative decoder whose proposals are as right as `play(right)` says."""
-    decoder = build(drafter, drafter_params, draft=oracle)
-    table = np.zeros((ROWS, CAPACITY), np.int32)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        table[row, : len(prompt) + ANSWER] = prompt + answer
-
-    def play(right):
-        """right: right slots a round, broadcast to [ROWS, CAPACITY] by position of the anchor."""
-        right = np.broadcast_to(right, table.shape).astype(np.int32)
-        params = drafter_params | {"oracle": {"answers": table, "right": right}}
-        decoder.weights = decoder.weights._replace(drafter=params)
-        return decoder
-
-    return play
+    """play(right) -> a speculative decoder whose proposals are as right as it says."""
+    return puppeteer(build(drafter, drafter_params, draft=oracle), prompts, answers)

@@ -116,9 +116,9 @@ def test_stream_yields_what_generate_returns(puppet, prompts, answers):
 def test_drafts_from_some_ids_only_change_no_output(build, drafter, drafter_params, prompts, answers):
     allowed = sorted({token for answer in answers for token in answer[::2]})
     decoder = build(drafter, drafter_params, draft_ids=allowed)
-    state, _ = decoder.prefill(prompts, ANSWER)
-    proposals = np.asarray(block_draft(drafter, BLOCK_MAX)(decoder.weights, state))
-    free = np.asarray(block_draft(drafter, BLOCK_MAX)(build(drafter, drafter_params).weights, state))
+    state, _ = decoder.prefill(decoder.requests(prompts, ANSWER))
+    proposals = np.asarray(block_draft(drafter, BLOCK_MAX)(decoder.weights, state).ids)
+    free = np.asarray(block_draft(drafter, BLOCK_MAX)(build(drafter, drafter_params).weights, state).ids)
     assert set(proposals.flat) <= set(allowed) and not set(free.flat) <= set(allowed)
     inside = np.isin(free, allowed)
     np.testing.assert_array_equal(proposals[inside], free[inside])

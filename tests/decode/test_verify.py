@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dscout_jax.decode import accept_greedy, mat, prefix_survival, tau
+from dscout_jax.decode import accept, mat, prefix_survival, tau
 
 WIDTH, ROWS, STOPS = 5, 3, 2
-_accept = jax.jit(accept_greedy)
+_accept = jax.jit(accept)
 
 
 def naive(proposals, choices, slots, stops, room, live):
@@ -47,7 +47,7 @@ def test_accept_equals_emitting_token_by_token(rows):
 def test_no_proposal_is_ever_accepted_without_slots():
     choices = jnp.array([[1, 2, 3]])
     one, room, live = jnp.array([1]), jnp.array([9]), jnp.array([True])
-    assert accept_greedy(choices[:, :-1], choices, one, jnp.array([[-1]]), room, live).count.tolist() == [1]
+    assert accept(choices[:, :-1], choices, one, jnp.array([[-1]]), room, live).count.tolist() == [1]
 
 
 def test_figures_of_acceptance():

@@ -155,6 +155,18 @@ def test_an_imported_run_is_a_start_and_no_run_to_go_on_with(
         train(dataclasses.replace(start, run=str(imported)), target)
 
 
+def test_a_run_keeps_its_fusion(run, settings, target, tmp_path):
+    soft = dataclasses.replace(settings, fusion="softmax", heldout=0, run=str(tmp_path / "soft"))
+    folder = train(soft, target, minutes=0.0)
+    config, params = load_drafter(folder)
+    assert config.fusion == "softmax" and "fc" not in params
+    assert _bits(load_drafter(export(soft.run, tmp_path / "out", dtype=jnp.float32))[1]) == _bits(params)
+    with pytest.raises(UserError, match=r"another contract \(fusion: None then, 'softmax' now\)"):
+        train(dataclasses.replace(settings, fusion="softmax"), target)
+    with pytest.raises(UserError, match=r"is another model .*'fusion': \('fc', 'softmax'\)"):
+        train(dataclasses.replace(soft, init=str(run), run=str(tmp_path / "other")), target)
+
+
 def test_a_run_decodes_by_its_newest_checkpoint(run, foreign):
     folder = decodable(run)
     assert folder == run / "exported" / "4" and decodable(run) == folder

