@@ -210,23 +210,54 @@ class Convert:
 
 @dataclasses.dataclass
 class Generate:
-    """Streams the answer to a prompt, with or without a drafter."""
+    """Streams the answer to a prompt, or answers a file of prompts as JSON lines."""
 
-    prompt: Word[str]
+    prompt: Word[str | None] = None
+    prompts: Path | None = None
+    """Instead of a prompt: JSONL of {"turns": [...]}, or - for standard input."""
+    out: Path | None = None
+    """A new JSONL file for the answers to --prompts; default: standard output."""
+    slots: int = 4
+    """Prompts of --prompts decoded at a time."""
     drafter: Path | None = None
-    """A DFlash folder, or a run: its newest checkpoint. Without one the target decodes alone."""
+    """A DFlash folder, a run (its newest checkpoint), "lookup" for prompt lookup, or DIR+lookup for both.
+    Without one the target decodes alone."""
     target: str = "smollm2-135m"
     dtype: Dtype = "float32"
     max_new_tokens: int = 128
     block_size: int | None = None
     """Slots verified a round; default the drafter's own."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Draw among this many likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that together reach this probability."""
+    min_p: float = 0.0
+    """Draw among tokens at least so likely as this share of the likeliest."""
+    seed: int = 0
+    sample_drafts: bool = False
+    """Draw the drafts too, and verify by full rejection sampling."""
     thinking: bool | None = None
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from infer.generate import generate
+        from dscout_jax.decode import Sampling
+        from infer.answer_file import answer_file
+        from infer.generate import GenerateSettings, generate
 
-        generate(**dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)})
+        options = dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)}
+        prompt, prompts, out, slots = (options.pop(k) for k in ("prompt", "prompts", "out", "slots"))
+        sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
+        settings = GenerateSettings(sampling=sampling, **options)
+        if (prompt is None) == (prompts is None):
+            raise UserError("give either a prompt or --prompts FILE")
+        if prompts is None:
+            if out is not None:
+                raise UserError("--out goes with --prompts; an answer to one prompt is printed")
+            generate(prompt, settings)
+        else:
+            answer_file(prompts, settings, slots=slots, out=out)
 
 
 @dataclasses.dataclass
@@ -235,12 +266,16 @@ class Bench:
 
     prompts: Word[tuple[Path, ...]]
     """JSONL files of {"turns": [...]}; the first turn is asked."""
-    drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
-    """A DFlash folder, or a run: its newest checkpoint."""
+    drafters: Annotated[tuple[str, ...], tyro.conf.arg(name="drafter")]
+    """DFlash folders; runs: their newest checkpoints; "lookup" for prompt lookup; DIR+lookup for both."""
     target: str = "smollm2-135m"
     dtype: Dtype = "bfloat16"
     block_sizes: tuple[int, ...] = ()
-    """Default: the drafter's own."""
+    """Default: each drafter's own."""
+    smaller: tuple[int, ...] = ()
+    """Sizes that a round may be cut to when the drafter is unsure."""
+    min_confidence: float = 0.0
+    """With --smaller: drafts are sent while the product of their probabilities is at least this."""
     max_new_tokens: int = 128
     limit: int | None = None
     """Prompts of each file."""
@@ -257,7 +292,8 @@ class Bench:
         from infer.benchmark import BenchmarkSettings, benchmark
         from infer.report import report
 
-        benchmark(BenchmarkSettings(**dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)}))
+        drafters = tuple(str(_decodable(Path(drafter))) for drafter in self.drafters)
+        benchmark(BenchmarkSettings(**dataclasses.asdict(self) | {"drafters": drafters}))
         print(report([self.out], self.out / "report"))
 
 
@@ -393,12 +429,15 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
 
 def _decodable(drafter: Path | None) -> Path | None:
     """A run's newest checkpoint as a folder; anything else as it stands."""
+    if drafter is None:
+        return None
+    folder = Path(str(drafter).removesuffix("+lookup"))
     # The name is train.export's; a plain folder must not wait for Orbax to be imported.
-    if drafter is None or not (drafter / "drafter.json").is_file():
+    if not (folder / "drafter.json").is_file():
         return drafter
     from train.export import decodable
 
-    return decodable(drafter)
+    return Path(str(drafter).replace(str(folder), str(decodable(folder)), 1))
 
 
 def _dtype(name: str):

@@ -37,7 +37,7 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
         dtype = folder.name
         comparison = BenchmarkSettings(
             prompts=(builtin_path("heldout"),),
-            drafter=drafter,
+            drafters=(str(drafter),),
             dtype=dtype,
             block_sizes=(2, settings.block_size),
             max_new_tokens=48,

@@ -8,8 +8,29 @@ from pathlib import Path
 
 import jax
 
-from dscout_jax.decode import Decoder
+from dscout_jax.decode import Decoder, Sampling, seed_of
+from dscout_jax.interop import LoadedTarget
 from infer.load import encode_prompt, load_decoder
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateSettings:
+    """How prompts are answered.
+
+    drafter: a folder, or "lookup" for prompt lookup; None decodes plainly.
+    sampling: its seed is a job's: each row's own follows from it and the prompt.
+    sample_drafts: see Decoder.
+    """
+
+    drafter: str | Path | None = None
+    target: str | Path = "smollm2-135m"
+    dtype: str = "float32"
+    max_new_tokens: int = 128
+    block_size: int | None = None
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    sample_drafts: bool = False
+    thinking: bool | None = None
+    cache_dir: str | Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +62,7 @@ def answer(
     max_new_tokens: int,
     text_of: Callable[[Iterator[list[int]]], Iterator[str]],
     write: Callable[[str], object],
+    sampling: Sampling | None = None,
 ) -> Summary:
     """Writes the text of an answer as its tokens come.
 
@@ -51,7 +73,7 @@ def answer(
 
     def counted() -> Iterator[list[int]]:
         nonlocal begun, ended
-        for tokens in decoder.stream(prompt, max_new_tokens):
+        for tokens in decoder.stream(prompt, max_new_tokens, sampling=sampling):
             ended = time.perf_counter()
             begun = begun or ended
             counts.append(len(tokens))
@@ -62,27 +84,33 @@ def answer(
     return Summary(sum(counts), len(counts) - 1, ended - begun)
 
 
-def generate(
-    prompt: str,
-    *,
-    drafter: str | Path | None = None,
-    target: str | Path = "smollm2-135m",
-    dtype: str = "bfloat16",
-    max_new_tokens: int = 256,
-    block_size: int | None = None,
-    thinking: bool | None = None,
-    cache_dir: str | Path | None = None,
-) -> Summary:
-    """Streams the answer to standard output and its figures to standard error."""
-    if drafter is None and block_size is None and dtype == "bfloat16" and jax.default_backend() == "cpu":
+def load(settings: GenerateSettings) -> tuple[LoadedTarget, Decoder]:
+    """The decoder of these settings, in its faster form where none is asked for."""
+    block_size = settings.block_size
+    plain = settings.drafter is None and block_size is None
+    if plain and settings.dtype == "bfloat16" and jax.default_backend() == "cpu":
         block_size = 2  # XLA:CPU's bf16 product of one row is the slower one
-    loaded, decoder = load_decoder(target, drafter, dtype=dtype, block_size=block_size, cache_dir=cache_dir)
+    return load_decoder(
+        settings.target,
+        settings.drafter,
+        dtype=settings.dtype,
+        block_size=block_size,
+        cache_dir=settings.cache_dir,
+        sample_drafts=settings.sample_drafts,
+    )
+
+
+def generate(prompt: str, settings: GenerateSettings) -> Summary:
+    """Streams the answer to standard output and its figures to standard error."""
+    settings.sampling.check()
+    loaded, decoder = load(settings)
 
     def write(piece: str) -> None:
         print(piece, end="", flush=True)
 
-    ids = encode_prompt(loaded, prompt, thinking)
-    summary = answer(decoder, ids, max_new_tokens, loaded.tokenizer.stream, write)
+    ids = encode_prompt(loaded, prompt, settings.thinking)
+    draws = settings.sampling._replace(seed=seed_of(settings.sampling.seed, ids))
+    summary = answer(decoder, ids, settings.max_new_tokens, loaded.tokenizer.stream, write, draws)
     print()
     print(summary, file=sys.stderr)
     return summary

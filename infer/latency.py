@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax import ops
-from dscout_jax.decode import Decoder, DecodeState, Weights, block_draft
+from dscout_jax.decode import Decoder, DecodeState, Weights
 from dscout_jax.models import Target, target_head
 from infer.load import load_decoder
 from infer.machine import describe
@@ -39,7 +39,7 @@ def forward_step(target: Target, tokens: int, taps: tuple[int, ...] = ()) -> Ste
 
 def draft_step(decoder: Decoder) -> Step:
     """One draft forward with the target's head; the cache stays as it is."""
-    draft = block_draft(decoder.drafter, decoder.block_size)
+    draft = decoder.draft_of(decoder.block_size)
 
     def step(weights: Weights, state: DecodeState) -> DecodeState:
         return _set_anchors(state, draft(weights, state).ids[:, 0])
@@ -85,7 +85,7 @@ def measure(
     """Milliseconds of the AR step, and for every block size of draft, verify and the whole round.
 
     Args:
-        decoder: with a drafter; its own block size does not matter.
+        decoder: one that drafts; its own block size does not matter.
         prompt_tokens: of the made-up prompts; a step's cost hangs on the cache's capacity, not on this.
     Returns:
         {"ar_ms", "plain_ms", "plain_rows", "plain_over_ar", "blocks": [{"block_size", "draft_ms",
@@ -115,7 +115,7 @@ def measure(
     for size in block_sizes:
         sized = decoder.resize(size)
         state, _ = sized.prefill(sized.requests(prompts, budget))
-        taps = sized.drafter.config.target_layer_ids
+        taps = sized.drafter.config.target_layer_ids if sized.drafter else ()
         timers["draft", size] = timer(draft_step(sized), sized.weights, state, calls)
         timers["verify", size] = timer(forward_step(sized.target, size, taps), sized.weights, state, calls)
         timers["round", size] = whole(sized)

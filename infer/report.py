@@ -19,13 +19,25 @@ drafts were all committed."""
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table, a line for each dataset, dtype and block size."""
-    names = ("dataset", "dtype", "B", "n", "plain tok/s", "speculative tok/s", "speed-up", "MAT", "tau")
+    names = (
+        "dataset",
+        "drafter",
+        "dtype",
+        "B",
+        "n",
+        "plain tok/s",
+        "speculative tok/s",
+        "speed-up",
+        "MAT",
+        "tau",
+    )
     same = any("identical_same_program" in row for row in rows)
     header = [*names, "identical", *(["identical (same program)"] if same else []), "acceptance by slot"]
     lines = [_line(header), _line(["---"] * len(header))]
     for row in rows:
         cells = [
             row["dataset"],
+            row["drafter"],
             row["dtype"],
             str(row["block_size"]),
             str(row["n"]),
@@ -60,12 +72,12 @@ def plot(rows: Sequence[Row], path: str | Path, metrics: str | Path | None = Non
         1, 3 if losses else 2, figsize=(13 if losses else 9, 3.6), layout="constrained"
     )
     for row in _longest(rows):
-        label = f"{row['dataset']} {row['dtype']}, MAT {row['mat']:.2f}"
+        label = f"{row['dataset']} {row['drafter']} {row['dtype']}, MAT {row['mat']:.2f}"
         slots = range(1, len(row["survival"]) + 1)
         axes[0].plot(slots, row["survival"], marker="o", label=label)
     axes[0].set(xlabel="slot k", ylabel="share of rounds", title="first k drafts all accepted", ylim=(0, 1))
-    for name in dict.fromkeys((row["dataset"], row["dtype"]) for row in rows):
-        points = sorted((r["block_size"], r["speedup"]) for r in rows if (r["dataset"], r["dtype"]) == name)
+    for name in dict.fromkeys(map(_line_of, rows)):
+        points = sorted((r["block_size"], r["speedup"]) for r in rows if _line_of(r) == name)
         axes[1].plot(*zip(*points, strict=True), marker="o", label=" ".join(name))
     axes[1].axhline(1.0, color="grey", linewidth=0.8)
     axes[1].set(xlabel="block size B", ylabel="times plain decoding", title="speed-up")
@@ -81,11 +93,15 @@ def plot(rows: Sequence[Row], path: str | Path, metrics: str | Path | None = Non
     return path
 
 
+def _line_of(row: Row) -> tuple[str, str, str]:
+    return row["dataset"], row["drafter"], row["dtype"]
+
+
 def _longest(rows: Sequence[Row]) -> list[Row]:
-    """The largest block size of each dataset and dtype: its curve holds the smaller ones'."""
+    """The largest block size of each dataset, drafter and dtype: its curve holds the smaller ones'."""
     best: dict[tuple, Row] = {}
     for row in rows:
-        key = (row["dataset"], row["dtype"])
+        key = _line_of(row)
         if key not in best or row["block_size"] > best[key]["block_size"]:
             best[key] = row
     return list(best.values())

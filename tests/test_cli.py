@@ -32,6 +32,10 @@ def test_two_words_name_one_command(capsys):
         (["generate", "hello", "--temprature", "1"], "temprature"),
         (["bench", "check", "no/such.json", "--identical"], "no/such.json"),
         (["bench", "compare", "no/such", "folders"], "no/such"),
+        (["generate", "hello", "--temperature", "-1"], "temperature -1"),
+        (["generate"], "--prompts"),
+        (["generate", "hello", "--out", "answers.jsonl"], "--out"),
+        (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
     ],
 )
 def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, capsys, tmp_path, monkeypatch):
@@ -57,7 +61,8 @@ def test_the_gate_exits_with_1_and_the_reason(tmp_path, capsys):
 def test_library_and_inference_import_without_the_training_packages():
     code = (
         "import sys, dscout_jax, dscout_jax.decode, dscout_jax.objective, dscout_jax.interop, infer.load, "
-        "infer.benchmark, infer.compare, infer.generate, infer.latency, infer.policy, infer.report\n"
+        "infer.answer_file, infer.benchmark, infer.compare, infer.generate, infer.latency, infer.policy, "
+        "infer.report, infer.tune\n"
         "bad = {'grain', 'tyro', 'torch', 'transformers', 'orbax', 'train'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

@@ -1,6 +1,5 @@
 """The target's own answers to a file of prompts: what a drafter learns from."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from dscout_jax.decode import Decoder, Sampling
+from dscout_jax.decode import Decoder, Sampling, seed_of
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
 from dscout_jax.models import Target
@@ -87,7 +86,7 @@ def regenerate(
                 answers = decoder.generate(
                     [ids for _, ids in part],
                     max_new_tokens,
-                    sampling=[Sampling(temperature, seed=_row_seed(seed, ids)) for _, ids in part],
+                    sampling=[Sampling(temperature, seed=seed_of(seed, ids)) for _, ids in part],
                     rows=batch,
                 )
                 for (name, ids), answer in zip(part, answers, strict=True):
@@ -102,11 +101,6 @@ def regenerate(
 
 def _row(name: str, turn: int) -> str:
     return f"{name}#{turn + 1}" if turn else name
-
-
-def _row_seed(seed: int, ids: list[int]) -> int:
-    """Of the prompt's tokens, so that neither batches nor interruptions change what is drawn."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {ids}".encode()).digest()[:4], "little")
 
 
 def _ids(

@@ -1,6 +1,5 @@
 """The decoder: prompts in, tokens out, over programs compiled once a shape."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -9,53 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from dscout_jax.decode.batch import Request, Shape, check, pad, round_up, shape_of
 from dscout_jax.decode.draft import Draft, block_draft, no_draft
+from dscout_jax.decode.generation import Generation, to_host
 from dscout_jax.decode.loop import make_loop, make_round, prefill
+from dscout_jax.decode.placement import state_shardings
 from dscout_jax.decode.policy import Policy
 from dscout_jax.decode.sampling import Sampling
 from dscout_jax.decode.state import DecodeState, Weights
-from dscout_jax.decode.stats import mat, prefix_survival
 from dscout_jax.errors import UserError
 from dscout_jax.models import Drafter, Target, target_head
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """One answer.
-
-    tokens: emitted ids, a stop id included.
-    text: of the tokens; None without a detokenizer.
-    accepted: drafts accepted in each round; `sum(a + 1) + 1 == len(tokens)`, the first token being the
-        prefill's.
-    block_size: slots of a round at the most.
-    finish: "stop" or "length".
-    prefill_seconds, decode_seconds: of the whole batch, compilation excluded.
-    """
-
-    tokens: list[int]
-    text: str | None
-    accepted: list[int]
-    block_size: int
-    finish: str
-    prefill_seconds: float
-    decode_seconds: float
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that the answer took."""
-        return len(self.accepted)
-
-    @property
-    def mat(self) -> float:
-        """Tokens committed a round, the bonus included."""
-        return mat([self.accepted])
-
-    @property
-    def survival(self) -> list[float]:
-        """S_k for k = 1..block_size-1: the share of rounds that committed their first k drafts."""
-        return prefix_survival([self.accepted], self.block_size)
+from dscout_jax.sharding import shardings
 
 
 class Decoder:
@@ -83,6 +48,7 @@ class Decoder:
         cache_dtype: of both caches; default the target's dtype.
         bucket, capacity_bucket: prompt lengths and cache capacities are rounded up to multiples of these.
         prefill_chunk: positions of a prompt read in one forward.
+        mesh: both models are sharded over it by `sharding.RULES`, rows and cache heads with them.
     Raises:
         UserError: a block size that the drafter does not have, or a drafter of another target.
     """
@@ -107,6 +73,7 @@ class Decoder:
         bucket: int = 64,
         capacity_bucket: int = 256,
         prefill_chunk: int = 1024,
+        mesh: Mesh | None = None,
     ) -> None:
         if block_size is None:
             block_size = drafter.config.block_size if drafter else 1
@@ -127,6 +94,7 @@ class Decoder:
             raise UserError(f"prefill_chunk {prefill_chunk} must be at least 1")
         self._options = dict(
             stop_ids=tuple(stop_ids),
+            smaller=tuple(smaller),
             min_confidence=min_confidence,
             draft=draft,
             draft_ids=draft_ids,
@@ -136,10 +104,15 @@ class Decoder:
             bucket=bucket,
             capacity_bucket=capacity_bucket,
             prefill_chunk=prefill_chunk,
+            mesh=mesh,
         )
         if block_size == 1:
             drafter = drafter_params = draft = None  # nothing to propose: plain decoding
         self.target, self.drafter, self.block_size = target, drafter, block_size
+        if mesh is not None:
+            target_params = jax.device_put(target_params, shardings(target_params, mesh))
+            if drafter:
+                drafter_params = jax.device_put(drafter_params, shardings(drafter_params, mesh))
         self.weights = Weights(target_params, drafter_params)
         if drafter and draft_ids is not None:
             ids = _checked_ids(draft_ids, target.config.vocab_size)
@@ -157,13 +130,14 @@ class Decoder:
 
     def plain(self, rows: int = 1) -> "Decoder":
         """Plain decoding with the same target, every product run with `rows` rows a sequence."""
-        alone = dict(min_confidence=0.0, draft=None, draft_ids=None, sample_drafts=False)
+        alone = dict(smaller=(), min_confidence=0.0, draft=None, draft_ids=None, sample_drafts=False)
         return Decoder(self.target, self.weights.target, block_size=rows, **self._options | alone)
 
     def resize(self, block_size: int) -> "Decoder":
-        """The same models and options at one other block size."""
+        """The same models and options at another block size, of the smaller ones those below, no policy."""
         models = (self.target, self.weights.target, self.drafter, self.weights.drafter)
-        return Decoder(*models, block_size=block_size, **self._options)
+        smaller = [size for size in self._options["smaller"] if size < block_size]
+        return Decoder(*models, block_size=block_size, **self._options | {"smaller": smaller})
 
     @property
     def compilations(self) -> int:
@@ -297,8 +271,12 @@ class Decoder:
 
     def _program(self, key: tuple, run: Callable, donated: tuple[int, ...], *args: Any) -> Any:
         if key not in self._programs:
-            # Buffers of a donated state are updated in place.
-            self._programs[key] = jax.jit(run, donate_argnums=donated).lower(*args).compile()
+            # Buffers of a donated state are updated in place; every program gives a state as it takes one.
+            mesh = self._options["mesh"]
+            placed = (
+                {} if mesh is None else {"out_shardings": state_shardings(jax.eval_shape(run, *args), mesh)}
+            )
+            self._programs[key] = jax.jit(run, donate_argnums=donated, **placed).lower(*args).compile()
         return self._programs[key]
 
     def generation(
@@ -323,11 +301,6 @@ class Decoder:
         slots = round_up(max(len(r.prompt) for r in requests), self._options["bucket"])
         chunk = self._options["prefill_chunk"]
         return slots if slots <= chunk else round_up(slots, chunk)
-
-
-def to_host(state: DecodeState) -> DecodeState:
-    """The state without its caches, as numpy copies: the device's buffers are donated to the next round."""
-    return jax.tree.map(np.array, state._replace(target=None, context=None))
 
 
 def _checked_ids(draft_ids: Sequence[int], vocab: int) -> jax.Array:

@@ -7,7 +7,9 @@ without x. So speculative text equals plain text token for token at any temperat
 depend on its company, on the drafter or on block sizes.
 """
 
+import hashlib
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -51,6 +53,11 @@ class Sampling(NamedTuple):
             raise UserError(f"min_p {self.min_p} must be from 0 (all tokens) to 1")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} must be from 0 to 2^32 - 1")
+
+
+def seed_of(seed: int, ids: Sequence[int]) -> int:
+    """A row's seed from a job's seed and the prompt: neither company nor an interruption changes it."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {list(ids)}".encode()).digest()[:4], "little")
 
 
 class Proposals(NamedTuple):

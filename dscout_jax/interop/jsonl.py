@@ -15,15 +15,20 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """
     if not Path(path).is_file():
         raise UserError(f"{path} is no file")
+    return parse_jsonl(Path(path).read_text(encoding="utf-8"), str(path))
+
+
+def parse_jsonl(text: str, name: str) -> list[dict[str, Any]]:
+    """All rows of a text; `name` says in errors where it came from. Raises UserError as `read_jsonl`."""
     rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number} is no JSON: {error}") from None
+            raise UserError(f"{name}:{number} is no JSON: {error}") from None
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} is no JSON object")
+            raise UserError(f"{name}:{number} is no JSON object")
         rows.append(row)
     return rows

@@ -14,7 +14,16 @@ from infer.records import Records
 from infer.report import report
 
 ISSUE_ROW = {
-    *("dataset", "dtype", "n", "temperature", "block_size", "plain_tokens_per_s", "speculative_tokens_per_s"),
+    *(
+        "dataset",
+        "dtype",
+        "n",
+        "temperature",
+        "block_size",
+        "drafter",
+        "plain_tokens_per_s",
+        "speculative_tokens_per_s",
+    ),
     *("speedup", "mat", "tau", "identical", "max_new_tokens", "survival", "plain_rows"),
 }
 
@@ -24,7 +33,7 @@ def settings(folders, prompt_file, tmp_path):
     target, drafter = folders
     return BenchmarkSettings(
         prompts=(prompt_file,),
-        drafter=drafter,
+        drafters=(str(drafter),),
         target=str(target),
         dtype="float32",
         block_sizes=(2, 4),
@@ -90,6 +99,20 @@ def test_bf16_is_identical_through_the_same_program(settings):
         assert row["identical_same_program"] == row["n"] == 2
         assert row["identical"] + round(row["divergence_rate"] * row["n"]) == row["n"]
         assert row["plain_rows"] in (1, 2)
+
+
+def test_drafters_compete_beside_one_baseline_and_may_come_later(settings):
+    (folder,) = settings.drafters
+    first = benchmark(dataclasses.replace(settings, limit=1), str)
+    all_of_them = dataclasses.replace(settings, limit=1, drafters=(folder, "lookup", f"{folder}+lookup"))
+    rows = benchmark(all_of_them, str)
+    names = [(row["drafter"], row["block_size"]) for row in rows]
+    assert names == [(n, b) for n in ("drafter", "lookup", "drafter+lookup") for b in (2, 4)]
+    assert all(row["identical"] == row["n"] == 1 for row in rows)
+    assert len({row["plain_tokens_per_s"] for row in rows}) == 1 and rows[:2] == first
+    assert rows[4]["provenance"] == rows[0]["provenance"] != {} == rows[2]["provenance"]
+    with pytest.raises(UserError, match="each once"):
+        benchmark(dataclasses.replace(settings, drafters=(folder, folder)), str)
 
 
 def test_gap_is_between_the_two_best_logits(folders):

@@ -1,0 +1,26 @@
+"""Where a decoding state lies on a mesh."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dscout_jax.sharding import BATCH
+
+
+def state_shardings(state: Any, mesh: Mesh) -> Any:
+    """NamedShardings of a state (arrays or shapes): rows over the batch axes, cache heads over `tensor`.
+
+    What an axis does not divide lies whole on each of its devices.
+    """
+    [batch_axes] = BATCH
+    count = math.prod(mesh.shape[axis] for axis in batch_axes)
+
+    def one(leaf: Any) -> NamedSharding:
+        rows = batch_axes if leaf.shape[0] % count == 0 else None
+        is_cache = leaf.ndim == 4  # [B, G, S, K]
+        heads = "tensor" if is_cache and leaf.shape[1] % mesh.shape["tensor"] == 0 else None
+        return NamedSharding(mesh, PartitionSpec(rows, heads) if is_cache else PartitionSpec(rows))
+
+    return jax.tree.map(one, state)
