@@ -1,5 +1,6 @@
 """The table of parameter places: complete, unambiguous, and clear about what does not divide."""
 
+import dataclasses
 import re
 
 import jax
@@ -19,7 +20,8 @@ DRAFTER = DrafterConfig.for_target(
 
 
 def test_every_parameter_matches_one_rule_and_every_rule_a_parameter():
-    shapes = names.target_shapes(TARGET) | names.drafter_shapes(DRAFTER)
+    light = dataclasses.replace(DRAFTER, fusion="softmax")
+    shapes = names.target_shapes(TARGET) | names.drafter_shapes(DRAFTER) | names.drafter_shapes(light)
     used = set()
     for path in shapes:
         found = [pattern for pattern, _ in RULES if re.fullmatch(pattern, path)]

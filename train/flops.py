@@ -65,7 +65,7 @@ def step_flops(settings: TrainSettings, target: TargetConfig, drafter: DrafterCo
 
     target_layers = 2.0 * S * used * layer_weights(target)
     blocks = 2.0 * T * L * layer_weights(c)
-    fc = 2.0 * S * len(c.target_layer_ids) * c.hidden_size**2
+    fc = 2.0 * S * len(c.target_layer_ids) * c.hidden_size**2 if c.fusion == "fc" else 0.0
     context = 2.0 * S * L * 2 * c.hidden_size * c.num_kv_heads * c.head_dim
     head = 2.0 * rows * c.hidden_size * c.vocab_size
     # Dense; of a causal square half is needed, and a block's anchor stands in the middle on average.

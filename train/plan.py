@@ -184,6 +184,7 @@ def plan(
         block_size=settings.block_size,
         mask_token_id=settings.mask_token_id,
         target_layer_ids=settings.target_layer_ids,
+        fusion=settings.fusion,
     )
     devices = abstract_devices(topology)
     chip = flops.CHIPS.get(topology.partition(":")[0])

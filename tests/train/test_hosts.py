@@ -62,4 +62,4 @@ def test_two_processes_stop_together_survive_a_kill_and_end_as_one_does(tmp_path
     alone = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     for here, there in zip(logged, alone, strict=True):
         np.testing.assert_allclose(here.get("loss", 0), there.get("loss", 0), rtol=1e-5)
-    assert logged[-1]["eval"]["mat"] == alone[-1]["eval"]["mat"]
+    assert [r["eval"] for r in logged if "eval" in r] == [r["eval"] for r in alone if "eval" in r] != []
