@@ -399,7 +399,7 @@ class Tune:
         from infer.policy import gain_over_fixed
         from infer.tune import TuneSettings, table, tune
 
-        policy = tune(TuneSettings(**dataclasses.asdict(self)))
+        policy = tune(TuneSettings(**dataclasses.asdict(self) | {"drafter": _decodable(self.drafter)}))
         fixed, gain = gain_over_fixed(policy.table())
         print(table(policy))
         print(f"predicted gain over the best single block size, {fixed}: {gain:+.1%}")

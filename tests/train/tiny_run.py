@@ -75,10 +75,12 @@ def dying(make_step, folder, how):
             calls.append(None)
             if how == "term" and len(calls) == 3 and jax.process_index() == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if how == "kill" and (Path(folder) / "run" / "checkpoints" / "4").is_dir():
+            if how == "kill" and int(args[0].step) == 4:
+                saved = Path(folder) / "run" / "checkpoints" / "4"
+                for _ in range(600):  # the save is asynchronous
+                    if not saved.is_dir():
+                        time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if how == "kill" and len(calls) > 1:
-                time.sleep(1.0)  # the save is asynchronous
             return step(*args)
 
         return wrapped
