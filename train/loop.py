@@ -128,10 +128,24 @@ def _frozen(params: dict[str, Any], settings: TrainSettings, rows: list[Batch], 
     head = target_head(params)
     if settings.train_vocab == "full":
         return Frozen(params["embed_tokens"], head)
-    seen = np.unique(np.concatenate([r.tokens[r.answer] for r in rows]))
+    seen = np.unique(_answered(rows))
     places = np.zeros(vocab, np.int32)
     places[seen] = np.arange(len(seen))
     return Frozen(params["embed_tokens"], head[seen], seen.astype(np.int32), places)
+
+
+def _answered(rows: list[Batch]) -> np.ndarray:
+    return np.concatenate([r.tokens[r.answer] for r in rows])
+
+
+def drafted(settings: TrainSettings, rows: list[Batch]) -> list[int] | None:
+    """The ids that a run's drafter will draft from; None: all."""
+    if settings.train_vocab == "full":
+        return None
+    seen, counts = np.unique(_answered(rows), return_counts=True)
+    # Of equally frequent ones the smaller ids, which a BPE learnt first.
+    order = np.argsort(-counts, kind="stable")[: settings.draft_vocab]
+    return np.sort(seen[order]).tolist()
 
 
 def train(
@@ -190,7 +204,7 @@ def train(
         data.set_state(position["data"])
         before = position["seconds"]
 
-    draft_ids = None if frozen.ids is None else np.asarray(frozen.ids).tolist()
+    draft_ids = drafted(settings, rows.train)
     provenance = {
         "target": target.name,
         "target_fingerprint": target.fingerprint,

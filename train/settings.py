@@ -33,7 +33,8 @@ class TrainSettings:
     dtype: of the target and of the drafter's products; masters are fp32.
     cache_features: keeps the target's features of every row in host memory after their first use.
     train_vocab: "seen" scores and later drafts only ids that occur in the answers (faster where the head is
-        most of the work, as on small machines), "full" all.
+        most of the work, as on small machines), "full" all. draft_vocab: with "seen", only so many of the
+        most frequent ids are drafted: rare ones cost every round more than they give; None: all seen.
     heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
     save_every: steps between checkpoints, of which `keep` are kept.
     chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, a divisor
@@ -67,6 +68,7 @@ class TrainSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     cache_features: bool = True
     train_vocab: Literal["full", "seen"] = "full"
+    draft_vocab: int | None = None
     heldout: int = 16
     eval_every: int = 250
     save_every: int = 250
@@ -107,6 +109,11 @@ class TrainSettings:
             raise UserError(
                 f"{self.num_anchors} anchors of mean horizon {self.objective.horizon.mean:g} cannot spend "
                 f"query_budget {self.query_budget}; raise num_anchors"
+            )
+        if self.draft_vocab is not None and (self.draft_vocab < 1 or self.train_vocab == "full"):
+            raise UserError(
+                f"draft_vocab {self.draft_vocab} picks among the ids seen: it must be at least 1, and "
+                'train_vocab must be "seen"'
             )
         if self.heldout < 0:
             raise UserError(f"heldout is {self.heldout}; it must be 0 or more")

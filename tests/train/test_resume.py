@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import jax
@@ -12,9 +13,10 @@ import pytest
 
 from dscout_jax.config import RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
-from dscout_jax.interop import load_drafter, load_provenance
+from dscout_jax.interop import load_draft_ids, load_drafter, load_provenance
 from dscout_jax.models import Target
 from dscout_jax.objective import dscout
+from train.dataset import load_rows
 from train.loop import train
 from train.regenerate import regenerate
 from train.settings import TrainSettings
@@ -137,7 +139,12 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
     warm = dataclasses.replace(settings, run=str(tmp_path / "warm"), init=str(tmp_path / "straight/drafter"))
     folder = train(warm, target, minutes=0.0)
     jax.tree.map(np.testing.assert_array_equal, straight, load_drafter(folder)[1])
-    assert load_provenance(folder)["started_from"]["steps"] == 6
+    assert load_provenance(folder)["started_from"]["steps"] == 6 and load_draft_ids(folder) is None
+    few = dataclasses.replace(warm, run=str(tmp_path / "few"), train_vocab="seen", draft_vocab=7)
+    kept = load_draft_ids(train(few, target, minutes=0.0))
+    rows = load_rows(settings.data, settings.seq_len, settings.heldout).train
+    counts = Counter(t for row in rows for t in row.tokens[row.answer].tolist())
+    assert len(kept) == 7 and min(counts[i] for i in kept) >= max(counts[i] for i in counts if i not in kept)
     with pytest.raises(UserError, match="mask_token_id"):
         train(dataclasses.replace(warm, run=str(tmp_path / "other"), mask_token_id=46), target)
     with pytest.raises(UserError, match=r"nowhere/config\.json"):

@@ -224,6 +224,12 @@ def test_contract_tells_options_of_an_objective_apart():
 
 def test_settings_refuse_what_does_not_fit():
     settings, *_ = make()
-    for wrong in ({"steps": 0}, {"accumulation": 3}, {"objective": dflash(8)}, {"num_anchors": 100}):
+    for wrong in (
+        {"steps": 0},
+        {"draft_vocab": 9},
+        {"accumulation": 3},
+        {"objective": dflash(8)},
+        {"num_anchors": 100},
+    ):
         with pytest.raises(UserError):
             dataclasses.replace(settings, **wrong)
