@@ -83,8 +83,8 @@ class Train:
         from train.loop import train
         from train.settings import load_settings
 
-        join(self.coordinator, self.processes, self.process_id)
         settings = load_settings(self.config)
+        join(self.coordinator, self.processes, self.process_id)
         dtype, mesh = _dtype(settings.dtype), settings.named_mesh()
         loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
         print(f"drafter: {train(settings, loaded, self.minutes)}")

@@ -263,6 +263,9 @@ def train(
                 log.write({"step": at, "eval": scores})
                 bar.write(f"step {at}: held-out MAT {scores['mat'][str(settings.block_size)]:.3f}")
             if at % settings.save_every == 0:
+                # A checkpoint's own line goes first: no later run could write it.
+                log.write(_record(at, last))
+                last = None
                 save()
         if last is not None:
             log.write(_record(at, last))
