@@ -1,0 +1,3 @@
+from dscout_jax.cli import main
+
+main()

@@ -1,0 +1,124 @@
+"""Commands that measure, and judge what was measured."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from dscout_jax.cli.common import Dtype, Word, decodable
+
+
+@dataclasses.dataclass
+class Bench:
+    """Plain against speculative decoding, prompt by prompt: speed-up, MAT, identity; resumes."""
+
+    prompts: Word[tuple[Path, ...]]
+    """JSONL files of {"turns": [...]}; the first turn is asked."""
+    drafters: Annotated[tuple[str, ...], tyro.conf.arg(name="drafter")]
+    """DFlash folders; runs: their newest checkpoints; "lookup" for prompt lookup; DIR+lookup for both."""
+    target: str = "smollm2-135m"
+    dtype: Dtype = "bfloat16"
+    block_sizes: tuple[int, ...] = ()
+    """Default: each drafter's own."""
+    smaller: tuple[int, ...] = ()
+    """Sizes that a round may be cut to when the drafter is unsure."""
+    min_confidence: float = 0.0
+    """With --smaller: drafts are sent while the product of their probabilities is at least this."""
+    max_new_tokens: int = 128
+    limit: int | None = None
+    """Prompts of each file."""
+    plain_rows: int | None = None
+    """Form of the plain baseline; default: the faster of 1 and 2 by trial."""
+    same_program: Literal["best", "all", "none"] = "best"
+    """Sizes at which plain decoding also runs through the speculative program (exact identity in bf16)."""
+    thinking: bool | None = None
+    out: Path = Path("runs/benchmark")
+    """records.jsonl, rows.json, report.json, .md, .png and .html."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.benchmark import BenchmarkSettings, benchmark
+        from infer.report import report
+
+        drafters = tuple(str(decodable(Path(drafter))) for drafter in self.drafters)
+        benchmark(BenchmarkSettings(**dataclasses.asdict(self) | {"drafters": drafters}))
+        print(report([self.out], self.out / "report"))
+
+
+@dataclasses.dataclass
+class BenchLatency:
+    """Times the parts of a round: plain step, draft, verify, whole round."""
+
+    drafter: Path
+    target: str = "smollm2-135m"
+    dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
+    block_sizes: tuple[int, ...] = ()
+    batch: int = 1
+    repeats: int = 5
+    out: Path = Path("runs/latency.json")
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.latency import latency
+
+        latency(**dataclasses.asdict(self) | {"drafter": decodable(self.drafter)})
+
+
+@dataclasses.dataclass
+class BenchCompare:
+    """Two benchmarks of the same prompts, second over first, with intervals."""
+
+    first: Word[Path]
+    """Folder that `dscout bench` wrote, or its rows.json."""
+    second: Word[Path]
+    out: Path = Path("runs/compare.json")
+
+    def __call__(self) -> None:
+        import json
+
+        from infer.compare import compare, table
+
+        rows = compare(self.first, self.second)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        print(table(rows))
+
+
+@dataclasses.dataclass
+class BenchCheck:
+    """Exits with 1, and says why, when a benchmark's result is not good enough; for your CI."""
+
+    result: Word[Path]
+    """rows.json or report.json, or the folder of `dscout bench`."""
+    min_speedup: float | None = None
+    """Of every dataset, at its fastest block size."""
+    min_mat: float | None = None
+    identical: bool = False
+    """Every answer equal to plain decoding's."""
+
+    def __call__(self) -> None:
+        from infer.compare import failures
+
+        options = dataclasses.asdict(self)
+        if reasons := failures(options.pop("result"), **options):
+            print("\n".join(reasons), file=sys.stderr)
+            raise SystemExit(1)
+
+
+@dataclasses.dataclass
+class Report:
+    """One table, plot and JSON of several benchmarks on the same machine."""
+
+    folders: Word[tuple[Path, ...]]
+    """Folders that `dscout bench` wrote."""
+    out: Path = Path("runs/report")
+    """Without an ending; .json, .md, .png and .html are added."""
+    metrics: Path | None = None
+    """metrics.jsonl of a training run, to plot its loss too."""
+
+    def __call__(self) -> None:
+        from infer.report import report
+
+        print(report(self.folders, self.out, self.metrics))

@@ -1,0 +1,152 @@
+"""Commands that make drafters: answers, training, plans, experiments."""
+
+import dataclasses
+from pathlib import Path
+
+from dscout_jax.cli.common import Dtype, Word, dtype_of
+
+
+@dataclasses.dataclass
+class Quickstart:
+    """The main job on the embedded target: answers, a short training, plain against speculative decoding."""
+
+    minutes: float = 8.0
+    """How long to train at the most; the answers and the comparison come on top."""
+    run: Path = Path("runs/quickstart")
+    """Folder of answers, checkpoints, drafter, table and plot; what it holds is reused."""
+    cache_dir: Path | None = None
+    """Where the converted target lies; default $DSCOUT_CACHE, else ~/.cache/dscout."""
+
+    def __call__(self) -> None:
+        from dscout_jax.cli.quickstart import quickstart
+
+        quickstart(self.run, self.minutes, self.cache_dir)
+
+
+@dataclasses.dataclass
+class Regenerate:
+    """Lets the target answer a JSONL of prompts; resumes."""
+
+    prompts: Word[str]
+    """JSONL of {"turns": [...]}, or "quickstart" for the prompts that the package ships."""
+    out: Word[Path]
+    """JSONL of answers; finished rows are kept and skipped."""
+    target: str = "smollm2-135m"
+    """A Hugging Face folder, or the embedded smollm2-135m."""
+    max_new_tokens: int = 160
+    batch: int = 32
+    temperature: float = 0.0
+    """0 is greedy."""
+    thinking: bool | None = None
+    """The chat template's thinking switch, where it has one."""
+    seed: int = 0
+    limit: int | None = None
+    """Answer only the first so many prompts."""
+    dtype: Dtype = "float32"
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from train.convert import open_target
+        from train.regenerate import regenerate
+
+        options = dataclasses.asdict(self)
+        prompts, out, dtype = options.pop("prompts"), options.pop("out"), options.pop("dtype")
+        loaded = open_target(options.pop("target"), dtype_of(dtype), options.pop("cache_dir"))
+        print(f"answers: {regenerate(loaded, prompts, out, **options)}")
+
+
+@dataclasses.dataclass
+class Train:
+    """Trains a drafter by a config file; resumes."""
+
+    config: Word[Path]
+    """Executable Python that defines `config`; see configs/."""
+    minutes: float | None = None
+    """Stop after this long, saved; the next run goes on."""
+    cache_dir: Path | None = None
+    coordinator: str | None = None
+    """host:port of the first of several processes; TPU slices, Slurm and Open MPI tell by themselves."""
+    processes: int | None = None
+    process_id: int | None = None
+
+    def __call__(self) -> None:
+        from train.convert import open_target
+        from train.hosts import join
+        from train.loop import train
+        from train.settings import load_settings
+
+        settings = load_settings(self.config)
+        join(self.coordinator, self.processes, self.process_id)
+        dtype, mesh = dtype_of(settings.dtype), settings.named_mesh()
+        loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
+        print(f"drafter: {train(settings, loaded, self.minutes)}")
+
+
+@dataclasses.dataclass
+class Plan:
+    """Compiles a config's step for chips that are not here: memory, collectives, a bound on the time."""
+
+    config: Word[Path]
+    """Of its target only config.json is read."""
+    topology: str
+    """A TPU slice, such as v5p:4x4x4 (needs the extra `plan`), or simulated devices, such as cpu:8."""
+    batch: int | None = None
+    """Global; default the config's."""
+    mesh: tuple[int, int, int] | None = None
+    """Devices along data, fsdp and tensor; default the config's."""
+    out: Path | None = None
+    """Without an ending; .json and .md are added."""
+
+    def __call__(self) -> None:
+        from train.plan import plan
+
+        options = dataclasses.asdict(self)
+        print(plan(options.pop("config"), options.pop("topology"), **options))
+
+
+@dataclasses.dataclass
+class Lab:
+    """Makes a small target of its own, in minutes, for experiments on the loss."""
+
+    out: Word[Path] = Path("runs/lab")
+    """Gets target/ (a Hugging Face folder), prompts, answers and held-out prompts; resumes."""
+    steps: int = 700
+    prompts: int = 3072
+    heldout: int = 128
+
+    def __call__(self) -> None:
+        from train.lab.target import make_lab
+
+        options = dataclasses.asdict(self)
+        print(f"laboratory: {make_lab(options.pop('out'), **options)}")
+
+
+@dataclasses.dataclass
+class LadderOf:
+    """Compares recipes at equal data, steps, seeds and query budget by their decoded MAT; resumes."""
+
+    ladder: Word[Path]
+    """Executable Python that defines `ladder`; see configs/ladder/lab.py."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from train.ladder import climb, load_ladder
+
+        print(climb(load_ladder(self.ladder), self.cache_dir))
+
+
+@dataclasses.dataclass
+class Explain:
+    """What recipes will ask of each slot, side by side, before any training."""
+
+    configs: Word[tuple[Path, ...]]
+    acceptance: float = 0.7
+    """What every slot of an imagined drafter accepts; weights depend on it."""
+    answer_tokens: int = 256
+    out: Path = Path("runs/explain")
+    """Without an ending; .json, .md and .png are added."""
+
+    def __call__(self) -> None:
+        from train.explain import explain
+
+        print(explain(**dataclasses.asdict(self)))
