@@ -110,7 +110,7 @@ class Lab:
 
     out: Word[Path] = Path("runs/lab")
     """Gets target/ (a Hugging Face folder), prompts, answers and held-out prompts; resumes."""
-    steps: int = 700
+    steps: int = 450
     prompts: int = 3072
     heldout: int = 128
 

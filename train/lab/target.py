@@ -31,9 +31,9 @@ PROMPTS, HELDOUT, TEXTS = 1, 2, 3  # seeds of the records
 def make_lab(
     out: str | Path,
     *,
-    steps: int = 700,
+    steps: int = 450,
     batch: int = 16,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 1.5e-2,
     prompts: int = 3072,
     heldout: int = 128,
     seed: int = 0,
@@ -107,8 +107,12 @@ def train_target(folder: Path, *, steps: int, batch: int, learning_rate: float, 
     )
     model = Target(config)
     params = model.init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32))["params"]
-    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, max(1, steps // 20), steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, steps // 20), steps)
+    # Copying is learnt in a third fewer steps than by AdamW.
+    rates = [lambda step, most=most: most * schedule(step) for most in (learning_rate, learning_rate / 5)]
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.contrib.muon(rates[0], adam_learning_rate=rates[1])
+    )
     opt_state = optimizer.init(params)
 
     @jax.jit
