@@ -23,9 +23,9 @@ config = TrainSettings(
     batch=8,
     num_anchors=32,
     query_budget=512,
-    steps=250,
+    steps=350,
     learning_rate=2e-3,
     heldout=16,
-    eval_every=250,
-    save_every=125,
+    eval_every=350,
+    save_every=175,
 )
