@@ -31,6 +31,10 @@ from train.plan import abstract_devices
 from train.settings import TrainSettings
 from train.step import Features, Frozen, TrainState, make_optimizer, make_step, make_sums
 
+# One device that holds the weights whole; the pod recipe splits them and scans the layers.
+ONE_DEVICE = dataclasses.replace(
+    qwen3_4b, scan_layers=False, remat="none", anchor_chunk=32, attention_chunk=16, chunk=128
+)
 SMOLLM2 = TargetConfig(49152, 576, 1536, 30, 9, 3, 64, 1e-5, RopeConfig(1e5), 8192, False, True, (2,))
 
 
@@ -69,19 +73,23 @@ def shapes(drafter: Drafter, settings: TrainSettings, rows: int, vocab: int) -> 
 def memory(topology: str) -> dict[str, Any]:
     """Bytes of arguments, results (the gradients) and temporaries of loss and gradient of one sequence."""
     place = SingleDeviceSharding(abstract_devices(topology)[0])
-    target = TargetConfig.from_hf(read_json(Path(qwen3_4b.target) / "config.json"))
-    drafter = drafter_of(qwen3_4b, target)
-    abstract = (*shapes(drafter, qwen3_4b, 1, target.vocab_size), jax.eval_shape(lambda: jax.random.key(0)))
+    settings = ONE_DEVICE
+    target = TargetConfig.from_hf(read_json(Path(settings.target) / "config.json"))
+    drafter = drafter_of(settings, target)
+    abstract = (*shapes(drafter, settings, 1, target.vocab_size), jax.eval_shape(lambda: jax.random.key(0)))
     params, frozen, *parts, key = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract
     )
-    grad = jax.jit(jax.value_and_grad(make_sums(drafter, qwen3_4b), has_aux=True))
+    grad = jax.jit(jax.value_and_grad(make_sums(drafter, settings), has_aux=True))
     found = grad.lower(params, frozen, key, *parts).compile().memory_analysis()
     return {
         "topology": topology,
-        "tokens": qwen3_4b.seq_len,
-        "anchors": qwen3_4b.num_anchors,
-        "block_size": qwen3_4b.block_size,
+        "tokens": settings.seq_len,
+        "anchors": settings.num_anchors,
+        "block_size": settings.block_size,
+        "anchor_chunk": settings.anchor_chunk,
+        "attention_chunk": settings.attention_chunk,
+        "head_chunk": settings.chunk,
         "temporary_bytes": found.temp_size_in_bytes,
         "argument_bytes": found.argument_size_in_bytes,
         "output_bytes": found.output_size_in_bytes,

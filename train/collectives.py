@@ -8,6 +8,7 @@ _KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 _OPERATION = re.compile(rf"= (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\(")
 _SHAPE = re.compile(r"\b(pred|[subf]\w*?(\d+)\w*)\[([\d,]*)\]")
 _CALLS = re.compile(r"(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%[\w.\-]+)")
+_PIECE = re.compile(r"channel_id=(\d+).*chain_id=")
 _HEAD = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 
 
@@ -23,17 +24,26 @@ def moved(text: str, devices: int) -> dict[str, Moved]:
 
     Bytes are those of ring algorithms among g devices: (g - 1) / g of the larger side for a gather, a scatter
     and an exchange, twice that for a sum everywhere. What stands in a loop counts once an iteration; a loop's
-    count is the one the compiler knows, or the constant that its condition compares with.
+    count is the one the compiler knows, or the constant that its condition compares with. A collective
+    that the TPU compiler spreads over several fusions, to hide it, counts once, as often as its outermost
+    piece runs.
 
     Args:
         text: `compiled.as_text()`. devices: that the program runs on.
     """
     bodies, entry = _computations(text)
     found: dict[str, Moved] = {}
-    for line, times, place in _walk(entry, bodies, 1):
+    steps = [step for step in _walk(entry, bodies, 1) if _OPERATION.search(step[0])]
+    outermost: dict[str, int] = {}
+    for line, times, _ in steps:
+        if piece := _PIECE.search(line):
+            outermost[piece[1]] = min(times, outermost.get(piece[1], times))
+    for line, times, place in steps:
         match = _OPERATION.search(line)
-        if not match:
-            continue
+        if piece := _PIECE.search(line):
+            if piece[1] not in outermost:
+                continue
+            times = outermost.pop(piece[1])
         kind, size, group = match["kind"], _bytes(match["type"]), _group(line, devices)
         if group == 1:
             continue

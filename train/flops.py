@@ -78,8 +78,10 @@ def step_flops(settings: TrainSettings, target: TargetConfig, drafter: DrafterCo
         "block attention": 3 * needed_attention,
         "head": (3 if sees else 2) * head,
     }
-    again = settings.remat != "none"
-    attention_forwards = 1 + (settings.attention_chunk is not None or again) + (settings.remat == "all")
+    layer_again, all_again = settings.remat != "none", settings.anchor_chunk is not None
+    again = layer_again + all_again
+    attention_forwards = 1 + (settings.attention_chunk is not None or layer_again) + all_again
+    attention_forwards += settings.remat == "all"
     executed = target_layers + causal + (3 + again) * blocks + 2 * fc + 3 * context
     executed += (attention_forwards + 2) * attention + (3 if sees else 2) * head
     scores = attention / (4 * c.head_dim)

@@ -80,6 +80,11 @@ def mesh_for(
     else:
         sizes = settings.mesh
     mesh = make_mesh(*sizes, devices=devices)
+    if settings.anchor_chunk is not None and mesh.shape["fsdp"] > 1:
+        raise UserError(
+            f"anchor_chunk {settings.anchor_chunk} would gather every weight anew for each chunk from the "
+            f"{mesh.shape['fsdp']} devices along fsdp; set scan_layers and attention_chunk in its place"
+        )
     tensor, spread = mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
     for config in (target, drafter):
         if config.num_kv_heads % tensor:

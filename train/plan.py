@@ -208,6 +208,7 @@ def plan(
         "remat": settings.remat,
         "chunk": settings.chunk,
         "attention_chunk": settings.attention_chunk,
+        "anchor_chunk": settings.anchor_chunk,
         "hbm_bytes": chip.hbm_bytes if chip else None,
         "flops_per_step": counted.needed,
         "flops_executed": counted.executed,

@@ -45,7 +45,8 @@ def page(record: dict[str, Any]) -> str:
         f"{record['chips']} chips ({size}), global batch {record['global_batch']}, sequence "
         f"{record['sequence']}, {record['anchors']} anchors x {record['block_size']}, "
         f"{record['draft_layers']} draft layers, {record['recipe']}, {record['dtype']}; remat "
-        f"{record['remat']}, head chunk {record['chunk']}, attention chunk {record['attention_chunk']}.",
+        f"{record['remat']}, head chunk {record['chunk']}, attention chunk {record['attention_chunk']}, "
+        f"anchor chunk {record['anchor_chunk']}.",
         "",
     ]
     if "compiler" in record:

@@ -39,6 +39,8 @@ class TrainSettings:
     save_every: steps between checkpoints, of which `keep` are kept.
     chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, a divisor
         of num_anchors; None: all. remat: what the backward pass computes again instead of keeping it.
+    anchor_chunk: blocks of a row that go through all draft layers at a time, so that memory does not grow
+        with num_anchors, a divisor of it; None: all. For whole weights on each device.
     scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
     mesh: devices along (data, fsdp, tensor), the target being read straight into its places; None: as few
         shares of the weights as the memory asks for, of a target that one device can hold.
@@ -75,6 +77,7 @@ class TrainSettings:
     keep: int = 2
     chunk: int = 512
     attention_chunk: int | None = None
+    anchor_chunk: int | None = None
     remat: Remat = "none"
     scan_layers: bool = False
     mesh: tuple[int, int, int] | None = None
@@ -88,11 +91,15 @@ class TrainSettings:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.batch % self.accumulation:
             raise UserError(f"batch {self.batch} is not divisible by accumulation {self.accumulation}")
-        if self.attention_chunk is not None and (
-            self.attention_chunk < 1 or self.num_anchors % self.attention_chunk
-        ):
+        anchors = self.num_anchors
+        for name, whole in (("anchor_chunk", anchors), ("attention_chunk", self.anchor_chunk or anchors)):
+            part = getattr(self, name)
+            if part is not None and (part < 1 or whole % part):
+                raise UserError(f"{name} {part} does not divide the {whole} anchors it is a part of")
+        if self.anchor_chunk is not None and self.scan_layers:
             raise UserError(
-                f"attention_chunk {self.attention_chunk} does not divide num_anchors {self.num_anchors}"
+                "anchor_chunk takes a chunk through all layers, scan_layers all chunks through a layer: set "
+                "one of them, and where weights are split scan_layers with attention_chunk"
             )
         if self.remat not in get_args(Remat):
             raise UserError(f"remat {self.remat!r} must be one of {', '.join(get_args(Remat))}")

@@ -14,6 +14,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init, init_drafter
 from dscout_jax.models import Drafter, StackedTarget, Target, embed
 from dscout_jax.objective import factorized_loss, sample_blocks
+from dscout_jax.objective.inclusion import Blocks
 from dscout_jax.sharding import BATCH, ROWS, by_rows, over_rows, shardings, spec_of, specs, whole
 from train.export import load_start
 from train.hosts import put
@@ -167,15 +168,7 @@ def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[
             query_budget=settings.query_budget,
         )
         table = whole("embed_tokens/weight", frozen.embed_tokens["weight"])
-        x_BxNxWxD = embed({"embed_tokens": {"weight": table}}, blocks.inputs)
-        hidden = drafter.apply(
-            {"params": params},
-            features.taps,
-            x_BxNxWxD,
-            blocks.anchors,
-            blocks.horizons,
-            settings.attention_chunk,
-        )
+        hidden = _hidden(drafter, settings, params, table, features.taps, blocks)
         if frozen.rows is not None:
             blocks = blocks._replace(labels=frozen.rows[blocks.labels])
         out = factorized_loss(
@@ -190,6 +183,37 @@ def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[
         return out.numerator, (out.denominator, out.slots, blocks.keep.sum())
 
     return sums
+
+
+def _hidden(
+    drafter: Drafter,
+    settings: TrainSettings,
+    params: Any,
+    table_VxD: jax.Array,
+    taps_BxSxCD: jax.Array,
+    blocks: Blocks,
+) -> jax.Array:
+    """The drafter's output [B, N, W, D] for sampled blocks, `anchor_chunk` of each row at a time.
+
+    Blocks never see each other, so a chunk of them goes through all layers alone, and the backward pass keeps
+    nothing of it but what went in. The context's keys and values are made once.
+    """
+    context = drafter.apply({"params": params}, taps_BxSxCD, method="contexts")
+
+    def some(part):
+        x_BxnxWxD, anchors_Bxn, horizons_Bxn = part
+        rest = (anchors_Bxn, context, horizons_Bxn, settings.attention_chunk)
+        return drafter.apply({"params": params}, x_BxnxWxD, *rest, method="block")
+
+    x_BxNxWxD = embed({"embed_tokens": {"weight": table_VxD}}, blocks.inputs)
+    parts = (x_BxNxWxD, blocks.anchors, blocks.horizons)
+    B, N, n = *blocks.anchors.shape, settings.anchor_chunk
+    if n is None or n == N:
+        return some(parts)
+    split = jax.tree.map(lambda a: a.reshape(B, N // n, n, *a.shape[2:]).swapaxes(0, 1), parts)
+    # A loop also keeps a compiler from merging the recomputation with the first pass, as XLA:CPU does else.
+    out = jax.lax.map(jax.checkpoint(some, prevent_cse=False), split)
+    return out.swapaxes(0, 1).reshape(B, N, *out.shape[3:])
 
 
 def make_step(

@@ -134,6 +134,12 @@ class Drafter(nn.Module):
         ]
         return KVCache(tuple(k.swapaxes(1, 2) for k, _ in pairs), tuple(v.swapaxes(1, 2) for _, v in pairs))
 
+    def contexts(self, taps_BxSxCD: jax.Array) -> KVCache:
+        """`context_kv` of whole rows, position s being taps[:, s]."""
+        ctx = self.context(taps_BxSxCD)
+        positions = jnp.broadcast_to(jnp.arange(ctx.shape[1], dtype=jnp.int32), ctx.shape[:2])
+        return self.context_kv(ctx, positions)
+
     def block(
         self,
         x_BxNxWxD: jax.Array,
@@ -188,7 +194,5 @@ class Drafter(nn.Module):
         horizons_BxN: jax.Array | None = None,
         chunk: int | None = None,
     ) -> jax.Array:
-        """Context and blocks in one go, for training: context position s is taps[:, s]."""
-        ctx = self.context(taps_BxSxCD)
-        positions = jnp.broadcast_to(jnp.arange(ctx.shape[1], dtype=jnp.int32), ctx.shape[:2])
-        return self.block(x_BxNxWxD, anchors_BxN, self.context_kv(ctx, positions), horizons_BxN, chunk)
+        """Context and blocks in one go: context position s is taps[:, s]."""
+        return self.block(x_BxNxWxD, anchors_BxN, self.contexts(taps_BxSxCD), horizons_BxN, chunk)

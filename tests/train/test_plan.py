@@ -75,8 +75,22 @@ PROGRAM = """
   ROOT %slice = f32[16] slice(%all-reduce.1)
 }
 
+%begin (p: f32[8]) -> f32[16] {
+  %g.1 = f32[16]{0} all-gather(%p), channel_id=9, replica_groups={{0,1}}, frontend_attributes={chain_id="0"}
+}
+
+%goes_on (p: f32[8]) -> f32[16] {
+  %g.2 = f32[16]{0} all-gather(%p), channel_id=9, replica_groups={{0,1}}, frontend_attributes={chain_id="0"}
+}
+
+%inner (x: (s32[], bf16[8])) -> (s32[], bf16[8]) {
+  %fusion.2 = f32[16] fusion(%x), kind=kCustom, calls=%goes_on
+}
+
 %body (x: (s32[], bf16[8])) -> (s32[], bf16[8]) {
   %g = (bf16[8,16]{1,0}, bf16[4]{0}) all-gather(%x, %y), replica_groups=[2,4]<=[8], dimensions={0}
+  %fusion.1 = f32[16] fusion(%x), kind=kCustom, calls=%begin
+  %hide = (s32[], bf16[8]) while(%t), condition=%condition, body=%inner
 }
 
 %condition (x: (s32[], bf16[8])) -> pred[] {
@@ -98,7 +112,7 @@ ENTRY %main (p: f32[64]) -> f32[16] {
 
 def test_collectives_are_counted_through_loops_and_fusions():
     assert moved(PROGRAM, 8) == {
-        "all-gather": Moved(5 + 3 + 1, 8 * 0.75 * 2 * (8 * 16 + 4) + 0.75 * 32),
+        "all-gather": Moved(5 + 3 + 1 + 3, 8 * 0.75 * 2 * (8 * 16 + 4) + 0.75 * 32 + 3 * 0.5 * 64),
         "reduce-scatter": Moved(1, 0.75 * 4 * 64),
         "all-reduce": Moved(1, 2 * 7 / 8 * 40),
         "collective-permute": Moved(1, 24.0),

@@ -22,7 +22,15 @@ from dscout_jax.sharding import BATCH, make_mesh
 from train.dataset import Batch, batches, load_rows, stack
 from train.evaluate import evaluate, make_hits, walk
 from train.settings import TrainSettings
-from train.step import Frozen, first_state, learning_rate, make_features, make_optimizer, make_step
+from train.step import (
+    Frozen,
+    first_state,
+    learning_rate,
+    make_features,
+    make_optimizer,
+    make_step,
+    make_sums,
+)
 
 CONFIG = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False, False, (1,))
 B, S = 8, 48
@@ -84,6 +92,25 @@ def test_accumulation_and_devices_give_the_same_gradients():
         results.append((metrics["loss"], metrics["grad_norm"], metrics["included"], state.params))
     for other in results[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), results[0], other)
+
+
+def test_chunks_of_anchors_change_nothing_but_the_memory():
+    batch, found, peaks = random_batch(), [], {}
+    for N, chunk in ((6, None), (48, None), (6, 2), (48, 2)):
+        setup = make(objective=dscout(4), num_anchors=N, anchor_chunk=chunk, attention_chunk=chunk and 1)
+        settings, target, params, drafter = setup
+        if N == 6:
+            state, metrics, _ = run_steps(*setup, batch)
+            found.append((metrics, state.opt_state[1].mu))
+        frozen, sums = Frozen(params["embed_tokens"], target_head(params)), make_sums(drafter, settings)
+        features = jax.eval_shape(make_features(target, drafter, False), params, batch.tokens)
+        grad = jax.jit(jax.grad(sums, has_aux=True))
+        learnt = jax.eval_shape(lambda: start(settings, drafter, params).params)  # noqa: B023
+        lowered = grad.lower(learnt, frozen, jax.random.key(0), features, *batch)
+        peaks[N, chunk] = lowered.compile().memory_analysis().temp_size_in_bytes
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
+    # What is left grows with the embeddings of the blocks and the rows of the head, not with their layers.
+    assert peaks[48, 2] - peaks[6, 2] < (peaks[48, None] - peaks[6, None]) / 20
 
 
 def test_no_valid_anchor_and_non_finite_steps_change_nothing():
@@ -230,6 +257,9 @@ def test_settings_refuse_what_does_not_fit():
         {"accumulation": 3},
         {"objective": dflash(8)},
         {"num_anchors": 100},
+        {"anchor_chunk": 4},
+        {"anchor_chunk": 3, "attention_chunk": 2},
+        {"anchor_chunk": 2, "scan_layers": True},
     ):
         with pytest.raises(UserError):
             dataclasses.replace(settings, **wrong)
