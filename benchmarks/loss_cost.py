@@ -85,7 +85,7 @@ def memory(topology: str) -> dict[str, Any]:
     return {
         "topology": topology,
         "tokens": settings.seq_len,
-        "anchors": settings.num_anchors,
+        "anchors": settings.anchors,
         "block_size": settings.block_size,
         "anchor_chunk": settings.anchor_chunk,
         "attention_chunk": settings.attention_chunk,

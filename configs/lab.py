@@ -21,7 +21,6 @@ config = TrainSettings(
     target_layer_ids=(0, 1, 2),
     seq_len=288,
     batch=8,
-    num_anchors=32,
     query_budget=512,
     steps=350,
     learning_rate=2e-3,

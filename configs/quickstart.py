@@ -19,7 +19,6 @@ config = TrainSettings(
     target_layer_ids=(8, 15, 22, 28),
     seq_len=160,
     batch=4,
-    num_anchors=32,
     query_budget=96,
     steps=2000,
     learning_rate=1e-3,

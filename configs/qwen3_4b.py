@@ -26,7 +26,6 @@ config = TrainSettings(
     init="fresh",
     seq_len=3072,
     batch=32,
-    num_anchors=820,
     query_budget=8192,
     steps=12000,
     learning_rate=6e-4,

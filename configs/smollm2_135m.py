@@ -35,7 +35,6 @@ config = TrainSettings(
     target_layer_ids=(1, 8, 15, 22, 28),
     seq_len=256,
     batch=8,
-    num_anchors=32,
     query_budget=160,
     steps=2400,
     learning_rate=1e-3,

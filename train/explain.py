@@ -27,8 +27,7 @@ def explain(
         found[_name(settings.objective.name, found)] = expected_slots(
             settings.objective,
             block_size=settings.block_size,
-            num_anchors=settings.num_anchors,
-            query_budget=settings.query_budget,
+            num_anchors=settings.anchors,
             answer_tokens=answer_tokens,
             acceptance=acceptance,
         )

@@ -57,10 +57,11 @@ def step_flops(settings: TrainSettings, target: TargetConfig, drafter: DrafterCo
         used: layers of the target that are run.
     """
     c, S, L = drafter, settings.seq_len, drafter.num_layers
-    T = settings.num_anchors * settings.block_size
+    law, N = settings.objective.horizon, settings.anchors
+    groups = [(width, (blocks.stop - blocks.start) * width) for width, blocks in law.groups(N)]
+    T = sum(slots for _, slots in groups)
     width = c.num_heads * c.head_dim
-    most = settings.num_anchors * (settings.block_size - 1)
-    rows = min(settings.query_budget or most, most)
+    rows = int((law.spread(N) - 1).sum())
     sees = settings.objective.sees_target
 
     target_layers = 2.0 * S * used * layer_weights(target)
@@ -70,7 +71,9 @@ def step_flops(settings: TrainSettings, target: TargetConfig, drafter: DrafterCo
     head = 2.0 * rows * c.hidden_size * c.vocab_size
     # Dense; of a causal square half is needed, and a block's anchor stands in the middle on average.
     causal = 4.0 * S * S * target.num_heads * target.head_dim * used
-    attention, needed_attention = (4.0 * T * L * width * (s + settings.block_size) for s in (S, S / 2))
+    attention, needed_attention = (
+        sum(4.0 * slots * L * width * (s + own) for own, slots in groups) for s in (S, S / 2)
+    )
 
     parts = {
         "target": target_layers + causal / 2,

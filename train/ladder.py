@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import runpy
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -17,7 +16,6 @@ from dscout_jax.decode import Decoder, mat, mat_interval, prefix_survival
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget, load_draft_ids, load_drafter, load_target
 from dscout_jax.models import Drafter, Target
-from dscout_jax.objective import Objective
 from train.loop import train
 from train.prompts import load_prompts
 from train.settings import TrainSettings
@@ -63,18 +61,10 @@ class Ladder:
         return sorted(wanted, key=lambda run: run[1])
 
     def settings(self, recipe: str, seed: int) -> TrainSettings:
-        """Settings of one run; the number of anchors is what spends the query budget."""
+        """Settings of one run."""
         changes = {k: v for k, v in self.recipes[recipe].items() if k != "seeds"}
-        objective = changes.get("objective", self.base.objective)
-        anchors = anchors_for(objective, self.base.query_budget)
         run = f"{self.out}/{recipe.replace(' ', '-')}-{seed}"
-        return dataclasses.replace(self.base, **changes, num_anchors=anchors, seed=seed, run=run)
-
-
-def anchors_for(objective: Objective, query_budget: int) -> int:
-    """Blocks a row that spend the budget: exactly by fixed horizons, a quarter to spare by drawn ones."""
-    spare = 1.0 if len(objective.horizon.choices) == 1 else 1.25
-    return math.ceil(spare * query_budget / objective.horizon.mean)
+        return dataclasses.replace(self.base, **changes, seed=seed, run=run)
 
 
 def load_ladder(path: str | Path) -> Ladder:

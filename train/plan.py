@@ -200,7 +200,7 @@ def plan(
         "global_batch": settings.batch,
         "accumulation": settings.accumulation,
         "sequence": settings.seq_len,
-        "anchors": settings.num_anchors,
+        "anchors": settings.anchors,
         "block_size": settings.block_size,
         "draft_layers": settings.num_layers,
         "recipe": settings.objective.name,

@@ -28,7 +28,8 @@ class TrainSettings:
     init: "target" starts from the target's last layers, "fresh" from noise; a drafter's folder, ours or
         another project's, from that drafter; a run, trained or imported, from its newest checkpoint.
     seq_len: tokens a row is cut and padded to. batch: rows a step, in `accumulation` parts.
-    num_anchors: blocks a row. query_budget: bound on the sum of a row's horizons.
+    num_anchors: blocks a row; or query_budget: slots that a row's blocks may have together, by which recipes
+        of unlike horizons are given equal work. One of the two.
     steps, learning_rate, warmup (share of steps), clip (global norm), weight_decay: AdamW, cosine to 0.
     dtype: of the target and of the drafter's products; masters are fp32.
     cache_features: keeps the target's features of every row in host memory after their first use.
@@ -37,10 +38,10 @@ class TrainSettings:
         most frequent ids are drafted: rare ones cost every round more than they give; None: all seen.
     heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
     save_every: steps between checkpoints, of which `keep` are kept.
-    chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, a divisor
-        of num_anchors; None: all. remat: what the backward pass computes again instead of keeping it.
-    anchor_chunk: blocks of a row that go through all draft layers at a time, so that memory does not grow
-        with num_anchors, a divisor of it; None: all. For whole weights on each device.
+    chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, at the
+        most; None: all. remat: what the backward pass computes again instead of keeping it.
+    anchor_chunk: blocks of a row that go through all draft layers at a time, at the most, so that memory does
+        not grow with their number; None: all. For whole weights on each device.
     scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
     mesh: devices along (data, fsdp, tensor), the target being read straight into its places; None: as few
         shares of the weights as the memory asks for, of a target that one device can hold.
@@ -59,7 +60,7 @@ class TrainSettings:
     seq_len: int = 384
     batch: int = 8
     accumulation: int = 1
-    num_anchors: int = 16
+    num_anchors: int | None = None
     query_budget: int | None = None
     steps: int = 1000
     learning_rate: float = 6e-4
@@ -83,7 +84,7 @@ class TrainSettings:
     mesh: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "batch", "accumulation", "num_anchors", "steps", "num_layers", "chunk"):
+        for name in ("seq_len", "batch", "accumulation", "steps", "num_layers", "chunk"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("eval_every", "save_every", "keep"):
@@ -91,11 +92,11 @@ class TrainSettings:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.batch % self.accumulation:
             raise UserError(f"batch {self.batch} is not divisible by accumulation {self.accumulation}")
-        anchors = self.num_anchors
-        for name, whole in (("anchor_chunk", anchors), ("attention_chunk", self.anchor_chunk or anchors)):
-            part = getattr(self, name)
-            if part is not None and (part < 1 or whole % part):
-                raise UserError(f"{name} {part} does not divide the {whole} anchors it is a part of")
+        if (self.num_anchors is None) == (self.query_budget is None):
+            raise UserError("give num_anchors or query_budget: either says how many blocks a row has")
+        for name in ("num_anchors", "query_budget", "attention_chunk", "anchor_chunk"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.anchor_chunk is not None and self.scan_layers:
             raise UserError(
                 "anchor_chunk takes a chunk through all layers, scan_layers all chunks through a layer: set "
@@ -103,8 +104,6 @@ class TrainSettings:
             )
         if self.remat not in get_args(Remat):
             raise UserError(f"remat {self.remat!r} must be one of {', '.join(get_args(Remat))}")
-        if self.num_anchors > self.seq_len:
-            raise UserError(f"num_anchors {self.num_anchors} exceeds seq_len {self.seq_len}")
         if not 0 <= self.warmup < 1 or self.learning_rate <= 0 or self.clip <= 0 or self.weight_decay < 0:
             raise UserError("0 <= warmup < 1, learning_rate > 0, clip > 0 and weight_decay >= 0 must hold")
         if max(self.objective.horizon.choices) > self.block_size:
@@ -112,11 +111,9 @@ class TrainSettings:
                 f"objective {self.objective.name!r} has horizons {self.objective.horizon.choices} beyond "
                 f"block_size {self.block_size}; build it for that block size"
             )
-        if self.query_budget and self.num_anchors * self.objective.horizon.mean < self.query_budget:
-            raise UserError(
-                f"{self.num_anchors} anchors of mean horizon {self.objective.horizon.mean:g} cannot spend "
-                f"query_budget {self.query_budget}; raise num_anchors"
-            )
+        self.objective.horizon.spread(self.anchors)  # refuses too few
+        if self.anchors > self.seq_len:
+            raise UserError(f"{self.anchors} blocks a row exceed seq_len {self.seq_len}; lower num_anchors")
         if self.draft_vocab is not None and (self.draft_vocab < 1 or self.train_vocab == "full"):
             raise UserError(
                 f"draft_vocab {self.draft_vocab} picks among the ids seen: it must be at least 1, and "
@@ -124,6 +121,11 @@ class TrainSettings:
             )
         if self.heldout < 0:
             raise UserError(f"heldout is {self.heldout}; it must be 0 or more")
+
+    @property
+    def anchors(self) -> int:
+        """Blocks a row."""
+        return self.num_anchors or self.objective.horizon.most(self.query_budget)
 
     def named_mesh(self) -> Mesh | None:
         """The mesh that the settings name; None where it is chosen once the target's shapes are known.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from dscout_jax import ops
 from dscout_jax.config import DrafterConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init, init_drafter
@@ -160,12 +161,11 @@ def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[
             tokens,
             answer,
             row_ids,
-            num_anchors=settings.num_anchors,
+            num_anchors=settings.anchors,
             block_size=settings.block_size,
             mask_token_id=drafter.config.mask_token_id,
             horizon=objective.horizon,
             unmask=objective.unmask,
-            query_budget=settings.query_budget,
         )
         table = whole("embed_tokens/weight", frozen.embed_tokens["weight"])
         hidden = _hidden(drafter, settings, params, table, features.taps, blocks)
@@ -177,7 +177,7 @@ def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[
             whole("lm_head/weight", frozen.head),
             blocks,
             features.hidden,
-            rows_per_sequence=settings.query_budget,
+            rows_per_sequence=int((objective.horizon.spread(settings.anchors) - 1).sum()),
             chunk=settings.chunk,
         )
         return out.numerator, (out.denominator, out.slots, blocks.keep.sum())
@@ -193,10 +193,11 @@ def _hidden(
     taps_BxSxCD: jax.Array,
     blocks: Blocks,
 ) -> jax.Array:
-    """The drafter's output [B, N, W, D] for sampled blocks, `anchor_chunk` of each row at a time.
+    """The drafter's output [B, N, W, D] for sampled blocks; zero beyond the width of a block's group.
 
-    Blocks never see each other, so a chunk of them goes through all layers alone, and the backward pass keeps
-    nothing of it but what went in. The context's keys and values are made once.
+    Blocks never see each other. So blocks of like horizons go together, no wider than the longest of them;
+    and with `anchor_chunk`, so many at a time go through all layers alone, and the backward pass keeps
+    nothing of them but what went in. The context's keys and values are made once.
     """
     context = drafter.apply({"params": params}, taps_BxSxCD, method="contexts")
 
@@ -205,15 +206,18 @@ def _hidden(
         rest = (anchors_Bxn, context, horizons_Bxn, settings.attention_chunk)
         return drafter.apply({"params": params}, x_BxnxWxD, *rest, method="block")
 
-    x_BxNxWxD = embed({"embed_tokens": {"weight": table_VxD}}, blocks.inputs)
-    parts = (x_BxNxWxD, blocks.anchors, blocks.horizons)
-    B, N, n = *blocks.anchors.shape, settings.anchor_chunk
-    if n is None or n == N:
-        return some(parts)
-    split = jax.tree.map(lambda a: a.reshape(B, N // n, n, *a.shape[2:]).swapaxes(0, 1), parts)
     # A loop also keeps a compiler from merging the recomputation with the first pass, as XLA:CPU does else.
-    out = jax.lax.map(jax.checkpoint(some, prevent_cse=False), split)
-    return out.swapaxes(0, 1).reshape(B, N, *out.shape[3:])
+    again = jax.checkpoint(some, prevent_cse=False)
+    N, W = blocks.inputs.shape[1:]
+    found = []
+    for width, some_blocks in settings.objective.horizon.groups(N):
+        ids_BxnxW = blocks.inputs[:, some_blocks, :width]
+        x_BxnxWxD = embed({"embed_tokens": {"weight": table_VxD}}, ids_BxnxW)
+        part = (x_BxnxWxD, blocks.anchors[:, some_blocks], blocks.horizons[:, some_blocks])
+        n = settings.anchor_chunk
+        out = some(part) if n is None else ops.map_chunks(again, part, n)
+        found.append(jnp.pad(out, ((0, 0), (0, 0), (0, W - width), (0, 0))))
+    return jnp.concatenate(found, axis=1)
 
 
 def make_step(

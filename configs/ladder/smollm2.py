@@ -22,9 +22,7 @@ mixed = dataclasses.replace(dflash(8), name="mixed", horizon=full.horizon)
 unmasked = dataclasses.replace(mixed, name="unmasked", unmask=full.unmask)
 
 ladder = Ladder(
-    base=dataclasses.replace(
-        config, objective=dflash(8), block_size=8, query_budget=192, num_anchors=24, steps=1600
-    ),
+    base=dataclasses.replace(config, objective=dflash(8), block_size=8, query_budget=192, steps=1600),
     recipes={
         "dflash": {"objective": dflash(8), "seeds": (0, 1)},
         "+ mixed horizons": {"objective": mixed},

@@ -27,7 +27,6 @@ def expected_slots(
     *,
     block_size: int,
     num_anchors: int,
-    query_budget: int | None = None,
     answer_tokens: int = 256,
     acceptance: float = 0.7,
     draws: int = 256,
@@ -50,7 +49,6 @@ def expected_slots(
         mask_token_id=0,
         horizon=objective.horizon,
         unmask=objective.unmask,
-        query_budget=query_budget,
     )
     a = jnp.full(blocks.mask.shape, acceptance)
     hits = jax.random.uniform(hits_key, a.shape) < acceptance

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dscout_jax.errors import UserError
 
@@ -36,9 +37,11 @@ class Blocks(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HorizonLaw:
-    """How far each block is supervised: `H` in `choices` with probabilities ~ `weights`.
+    """How far each block is supervised: `H` in `choices` with frequencies ~ `weights`.
 
-    With `nested`, every anchor carries one block of each choice in place of a draw.
+    A row's blocks share the choices out in fixed numbers, and which anchor gets which is drawn: so equal
+    query budgets are equal work, and a block is computed no wider than it must. With `nested`, every anchor
+    carries one block of each choice.
     """
 
     choices: tuple[int, ...]
@@ -51,18 +54,36 @@ class HorizonLaw:
         if len(self.weights) != len(self.choices) or min(self.weights) <= 0:
             raise UserError(f"weights {self.weights} must be positive, one for each of {self.choices}")
 
-    @property
-    def mean(self) -> float:
-        """Expected horizon: query slots a block costs."""
-        return sum(h * w for h, w in zip(self.choices, self.weights, strict=True)) / sum(self.weights)
+    def shares(self, count: int) -> list[int]:
+        """How many of `count` blocks take each choice: as near to the weights as whole numbers come."""
+        wanted = np.array(self.weights) / sum(self.weights) * count
+        shares = np.floor(wanted).astype(int)
+        # Of equal remainders the shorter horizon's, which costs less.
+        order = np.lexsort((self.choices, -np.round(wanted - shares, 9)))
+        shares[order[: count - shares.sum()]] += 1
+        return shares.tolist()
 
-    def draw(self, key: jax.Array, count: int) -> jax.Array:
-        """Horizons [count]."""
-        choices = jnp.array(self.choices, jnp.int32)
-        if self.nested:
-            return choices[jnp.arange(count) % len(self.choices)]
-        weights = jnp.array(self.weights, jnp.float32)
-        return jax.random.choice(key, choices, (count,), p=weights / weights.sum())
+    def spread(self, count: int) -> np.ndarray:
+        """Horizons [count] of a row's blocks, ascending. Raises UserError where a choice gets no block."""
+        shares = self.shares(count)
+        if not all(shares):
+            raise UserError(f"{count} blocks a row are too few for each of the horizons {self.choices}")
+        return np.sort(np.repeat(self.choices, shares))
+
+    def most(self, query_budget: int) -> int:
+        """The most blocks a row whose horizons sum to no more than a budget of query slots."""
+        count = query_budget // min(self.choices)
+        while count and np.dot(self.shares(count), self.choices) > query_budget:
+            count -= 1
+        return count
+
+    def groups(self, count: int, most: int = 4) -> list[tuple[int, slice]]:
+        """(width, blocks) of a row's blocks of like horizons, to be computed at the longest's width."""
+        horizons = self.spread(count)
+        choices = np.unique(horizons)
+        parts = np.array_split(choices, min(most, len(choices)))
+        ends = [0, *np.searchsorted(horizons, [part[-1] for part in parts], side="right").tolist()]
+        return [(int(part[-1]), slice(*ends[i : i + 2])) for i, part in enumerate(parts)]
 
 
 def fixed(horizon: int) -> HorizonLaw:
@@ -71,12 +92,12 @@ def fixed(horizon: int) -> HorizonLaw:
 
 
 def mixed(horizons: Sequence[int], weights: Sequence[float] | None = None) -> HorizonLaw:
-    """Each block draws its horizon from a set, uniformly unless weighted (DScout)."""
+    """Each anchor gets a horizon of a set, equally often unless weighted (DScout)."""
     return HorizonLaw(tuple(horizons), tuple(weights or [1.0] * len(horizons)))
 
 
 def inverse(horizons: Sequence[int]) -> HorizonLaw:
-    """Horizons drawn in proportion to 1 / h: every horizon costs the same number of query slots."""
+    """Horizons in proportion to 1 / h: every horizon costs the same number of query slots."""
     return mixed(horizons, [1.0 / h for h in horizons])
 
 
@@ -149,7 +170,6 @@ def sample_blocks(
     mask_token_id: int,
     horizon: HorizonLaw,
     unmask: Unmask = no_unmasking,
-    query_budget: int | None = None,
 ) -> Blocks:
     """Draws the blocks of a batch.
 
@@ -160,28 +180,30 @@ def sample_blocks(
     Args:
         key: of this step.
         row_ids_B: global ids of the rows.
-        num_anchors: N, static; rows with fewer legal positions leave the rest unkept.
-        query_budget: keeps blocks, in random order, while the sum of their horizons stays within it, so
-            that recipes with unlike horizons are compared at equal cost.
+        num_anchors: N, static; rows with fewer legal positions leave the rest unkept. Blocks lie in the order
+            of `horizon.spread(N)`.
     """
     if max(horizon.choices) > block_size:
         raise UserError(f"horizons {horizon.choices} exceed the block size {block_size}")
     S, W = tokens_BxS.shape[1], block_size
-    repeat = len(horizon.choices) if horizon.nested else 1
-    distinct = -(-num_anchors // repeat)
+    horizons_N = horizon.spread(num_anchors)
+    # Which of the row's distinct anchors each block stands at.
+    place_N = np.arange(num_anchors)
+    if horizon.nested:
+        place_N -= np.searchsorted(horizons_N, horizons_N)
+    distinct = int(place_N.max()) + 1
     if distinct > S:
         raise UserError(f"{num_anchors} anchors do not fit rows of {S} tokens; lower num_anchors")
 
     def one(row_id, tokens_S, answer_S):
-        order, horizons_key, reveal = jax.random.split(jax.random.fold_in(key, row_id), 3)
+        order, places, reveal = jax.random.split(jax.random.fold_in(key, row_id), 3)
         legal = answer_S & jnp.append(answer_S[1:], False)
         rank = jnp.where(legal, jax.random.uniform(order, (S,)), -1.0)
         best, anchors = jax.lax.top_k(rank, distinct)
-        anchors = jnp.repeat(anchors, repeat)[:num_anchors].astype(jnp.int32)
-        keep = jnp.repeat(best >= 0, repeat)[:num_anchors]
-        horizons = horizon.draw(horizons_key, num_anchors)
-        if query_budget is not None:
-            keep &= jnp.cumsum(horizons) <= query_budget
+        # Where legal positions are few, no horizon goes short more than another.
+        shuffled = jax.random.permutation(places, distinct)[place_N]
+        keep, anchors = best[shuffled] >= 0, anchors[shuffled].astype(jnp.int32)
+        horizons = jnp.asarray(horizons_N, jnp.int32)
         slots = jnp.arange(W)
         at = anchors[:, None] + slots
         inside = at < S

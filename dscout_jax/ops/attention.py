@@ -1,5 +1,7 @@
 """Attention over a cache, and attention of draft blocks over a context. Softmax in fp32."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -99,8 +101,22 @@ def block_attention(
     parts = (q_BxNxWxHxK, k_BxNxWxGxK, v_BxNxWxGxK, anchors_BxN, horizons_BxN)
     if chunk is None or chunk >= N:
         return attend(parts)
-    if N % chunk:
-        raise ValueError(f"attention chunk {chunk} does not divide the {N} anchors a row")
-    split = jax.tree.map(lambda a: a.reshape(B, N // chunk, chunk, *a.shape[2:]).swapaxes(0, 1), parts)
-    out = jax.lax.map(jax.checkpoint(attend), split)  # [N / chunk, B, chunk, W, H, K]
-    return out.swapaxes(0, 1).reshape(B, N, W, H, K)
+    return map_chunks(jax.checkpoint(attend), parts, chunk)
+
+
+def map_chunks(
+    work: Callable[[tuple[jax.Array, ...]], jax.Array], parts: tuple[jax.Array, ...], chunk: int
+) -> jax.Array:
+    """`work(parts)` for arrays [B, N, ...], computed for `chunk` of the N at a time.
+
+    The last chunk is filled up with zeros, whose results are dropped.
+    """
+    B, N = parts[0].shape[:2]
+    count = -(-N // chunk)
+
+    def split(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, count * chunk - N), *[(0, 0)] * (x.ndim - 2)))
+        return x.reshape(B, count, chunk, *x.shape[2:]).swapaxes(0, 1)
+
+    out = jax.lax.map(work, jax.tree.map(split, parts))
+    return out.swapaxes(0, 1).reshape(B, count * chunk, *out.shape[3:])[:, :N]

@@ -128,13 +128,13 @@ REVEALS = [inclusion.no_unmasking, inclusion.prefix_unmasking(), inclusion.rando
 def test_inclusion_laws(seed, law, unmask, start, length):
     answer = np.zeros((1, 32), bool)
     answer[0, start : start + length] = True
-    blocks = blocks_of(np.arange(32)[None] + 1, answer, N=6, horizon=law, unmask=unmask, seed=seed)
+    blocks = blocks_of(np.arange(32)[None] + 1, answer, N=8, horizon=law, unmask=unmask, seed=seed)
     anchors, keep, mask = (np.asarray(x[0]) for x in (blocks.anchors, blocks.keep, blocks.mask))
     legal = [t for t in range(31) if answer[0, t] and answer[0, t + 1]]
     assert set(anchors[keep]) <= set(legal)
     if not law.nested:
-        assert len(set(anchors[keep])) == keep.sum() == min(6, len(legal))
-    for n, k in np.ndindex(6, 8):
+        assert len(set(anchors[keep])) == keep.sum() == min(8, len(legal))
+    for n, k in np.ndindex(8, 8):
         inside = anchors[n] + k < 32 and answer[0, anchors[n] : anchors[n] + k + 1].all()
         expected = keep[n] and 1 <= k < blocks.horizons[0, n] and not blocks.revealed[0, n, k] and inside
         assert mask[n, k] == expected
@@ -149,12 +149,31 @@ def test_same_step_and_row_draw_the_same_blocks_in_any_batch():
     jax.tree.map(lambda w, p: np.testing.assert_array_equal(w[4:], p), whole, part)
 
 
-def test_query_budget_holds_for_every_law():
-    tokens, answer = np.zeros((16, 200), int), np.ones((16, 200), bool)
-    for law in LAWS[:4]:
-        blocks = blocks_of(tokens, answer, N=64, horizon=law, query_budget=128)
-        spent = np.asarray((blocks.horizons * blocks.keep).sum(1))
-        assert (spent <= 128).all() and (spent > 128 - 8).all()
+@settings(max_examples=50, deadline=None)
+@given(law=st.sampled_from(LAWS), budget=st.integers(40, 600))
+def test_a_query_budget_is_spent_by_every_law_and_no_slot_more(law, budget):
+    count = law.most(budget)
+    horizons = law.spread(count)
+    assert budget - 16 < horizons.sum() <= budget
+    wanted = np.array(law.weights) / sum(law.weights) * count
+    shares = [(horizons == choice).sum() for choice in law.choices]
+    assert np.abs(shares - wanted).max() < 1
+    groups = law.groups(count)
+    assert [blocks.start for _, blocks in groups[1:]] == [blocks.stop for _, blocks in groups[:-1]]
+    assert groups[0][1].start == 0 and groups[-1][1].stop == count and len(groups) <= 4
+    assert all(width == horizons[blocks].max() for width, blocks in groups)
+
+
+def test_short_answers_starve_no_horizon():
+    tokens, answer = np.zeros((400, 40), int), np.arange(40) < 9
+    blocks = blocks_of(tokens, np.broadcast_to(answer, (400, 40)), N=16, horizon=LAWS[1])
+    kept = np.asarray(blocks.keep).reshape(400, 4, 4).sum((0, 2))
+    assert kept.sum() == 400 * 8 and (np.abs(kept - 800) < 100).all()
+
+
+def test_too_few_blocks_for_the_horizons_are_refused():
+    with pytest.raises(UserError, match="2 blocks a row are too few"):
+        inclusion.every(8).spread(2)
 
 
 def setup_loss(seed=0, B=2, N=4, W=8, D=16, V=50, **options):
@@ -220,7 +239,7 @@ def test_weights_carry_no_gradient():
 
 def test_a_bound_on_rows_changes_nothing_when_it_holds_all():
     objective = dscout(8)
-    hidden, head, blocks, _ = setup_loss(horizon=objective.horizon, query_budget=16)
+    hidden, head, blocks, _ = setup_loss(horizon=objective.horizon)
     a = factorized_loss(objective, hidden, head, blocks)
     b = factorized_loss(objective, hidden, head, blocks, rows_per_sequence=16)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a, b)

@@ -11,7 +11,7 @@ CONFIG = """
 from dscout_jax.objective import {recipe}
 from train.settings import TrainSettings
 
-config = TrainSettings(objective={recipe}({block}), data="x", run="y", block_size={block})
+config = TrainSettings(objective={recipe}({block}), data="x", run="y", block_size={block}, num_anchors=16)
 """
 
 

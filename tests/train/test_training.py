@@ -15,7 +15,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.initialise import init_drafter
 from dscout_jax.models import Drafter, Target, target_head
 from dscout_jax.objective import dflash, dscout
-from dscout_jax.objective.inclusion import prefix_unmasking
+from dscout_jax.objective.inclusion import HorizonLaw, prefix_unmasking
 from dscout_jax.objective.prediction import ce, mixture, tv
 from dscout_jax.objective.weighting import awl
 from dscout_jax.sharding import BATCH, make_mesh
@@ -96,7 +96,7 @@ def test_accumulation_and_devices_give_the_same_gradients():
 
 def test_chunks_of_anchors_change_nothing_but_the_memory():
     batch, found, peaks = random_batch(), [], {}
-    for N, chunk in ((6, None), (48, None), (6, 2), (48, 2)):
+    for N, chunk in ((6, None), (48, None), (6, 2), (48, 2), (6, 4)):
         setup = make(objective=dscout(4), num_anchors=N, anchor_chunk=chunk, attention_chunk=chunk and 1)
         settings, target, params, drafter = setup
         if N == 6:
@@ -108,9 +108,22 @@ def test_chunks_of_anchors_change_nothing_but_the_memory():
         learnt = jax.eval_shape(lambda: start(settings, drafter, params).params)  # noqa: B023
         lowered = grad.lower(learnt, frozen, jax.random.key(0), features, *batch)
         peaks[N, chunk] = lowered.compile().memory_analysis().temp_size_in_bytes
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
+    for other in found[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found[0], other)
     # What is left grows with the embeddings of the blocks and the rows of the head, not with their layers.
     assert peaks[48, 2] - peaks[6, 2] < (peaks[48, None] - peaks[6, None]) / 20
+
+
+def test_blocks_computed_at_their_own_width_learn_what_full_blocks_do(monkeypatch):
+    batch, found = random_batch(), []
+    for most in (4, 2, 1):
+        whole = HorizonLaw.groups
+        with monkeypatch.context() as patch:
+            patch.setattr(HorizonLaw, "groups", lambda law, N, most=most: whole(law, N, most))  # noqa: B023
+            state, metrics, _ = run_steps(*make(objective=dscout(4)), batch)
+        found.append((metrics, state.opt_state[1].mu))
+    for other in found[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found[0], other)
 
 
 def test_no_valid_anchor_and_non_finite_steps_change_nothing():
@@ -257,8 +270,9 @@ def test_settings_refuse_what_does_not_fit():
         {"accumulation": 3},
         {"objective": dflash(8)},
         {"num_anchors": 100},
-        {"anchor_chunk": 4},
-        {"anchor_chunk": 3, "attention_chunk": 2},
+        {"anchor_chunk": 0},
+        {"query_budget": 24},
+        {"num_anchors": None, "query_budget": 3},
         {"anchor_chunk": 2, "scan_layers": True},
     ):
         with pytest.raises(UserError):
