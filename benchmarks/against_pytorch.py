@@ -30,7 +30,7 @@ def ours(folder: Path, dtype: str, tokens: int) -> Callable[[], float]:
     """A timer of our forward, in milliseconds a call."""
     _, decoder = load_decoder(folder, dtype=dtype, block_size=tokens, capacity_bucket=64)
     prompt = [(7 * i) % 1000 + 20 for i in range(CONTEXT)]
-    state, _ = decoder.prefill([prompt], CALLS + 1)
+    state, _ = decoder.prefill(decoder.requests([prompt], CALLS + 1))
     return timer(forward_step(decoder.target, tokens), decoder.weights, state, CALLS)
 
 

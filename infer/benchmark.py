@@ -3,25 +3,27 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from dscout_jax import ops
-from dscout_jax.decode import Decoder, mat, mat_interval, prefix_survival, tau
+from dscout_jax.decode import Decoder, Sampling
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget, load_provenance
-from dscout_jax.interop.jsonl import read_jsonl
-from dscout_jax.models import Target, target_head
+from infer.contest import Contest, Contestant, Terms, called
+from infer.fingerprint import fingerprint
 from infer.load import LOOKUP, encode_prompt, load_decoder
 from infer.machine import describe
 from infer.records import Records
+from infer.workload import Turns, load_workloads, order
 
 Log = Callable[[str], object]
+PART_ROUNDS = 16
+"""Rounds of a part's timed program."""
+
 SameProgram = Literal["best", "all", "none"]
 
 
@@ -29,20 +31,27 @@ SameProgram = Literal["best", "all", "none"]
 class BenchmarkSettings:
     """What is measured.
 
-    prompts: JSONL files of {"turns": [...]}; the first turn is asked. A file's stem names its dataset.
+    prompts: JSONL files of {"turns": [...]}, folders of such, "hf:NAME[:SPLIT[:COLUMN]]" (see
+        `load_workloads`). A file's stem names its dataset.
     drafters: folders, "lookup", or a folder and "+lookup" (see `load_decoder`), all measured beside the one
         plain baseline. A folder's last part names it.
     block_sizes: sizes to measure; empty: each drafter's own.
     smaller, min_confidence: sizes that a round may be cut to when its drafts are too unsure (see Decoder).
-    limit: prompts of each file, from its start; None: all.
-    max_prompt_tokens: longer prompts are left out, and counted.
+    limit: conversations of each dataset, the first that fit; None: all.
+    seed: takes them at random instead, the same ones each time, and seeds the draws of a temperature.
+    max_turns: of each conversation; plain decoding's own answers stand between them, for every contestant.
+    max_prompt_tokens: a longer prompt ends its conversation, and is counted.
+    prompt_bucket: prompts are padded to multiples of this; a larger one compiles less and prefills more.
+    temperature, top_k, top_p, min_p: how answers are drawn; each prompt has a seed of its own.
+    concurrency: above 1 a dataset's prompts are one queue over so many slots (see `serve`).
     plain_rows: rows that plain decoding computes (see Decoder); None: the faster of 1 and 2, by trial.
     same_program: at which sizes plain decoding also runs through the speculative program, for an identity
         that does not hang on the kernels' shape: each dataset's "best" (by speed-up), "all" or "none".
+    parts: time draft, verify and the rest of a round too, once a run at the prompts' median length.
     out: folder of records.jsonl (a line a measurement; a second run goes on from it) and rows.json.
     """
 
-    prompts: tuple[Path, ...]
+    prompts: tuple[str | Path, ...]
     drafters: tuple[str, ...]
     target: str = "smollm2-135m"
     dtype: str = "bfloat16"
@@ -51,68 +60,184 @@ class BenchmarkSettings:
     min_confidence: float = 0.0
     max_new_tokens: int = 128
     limit: int | None = None
+    seed: int | None = None
+    max_turns: int | None = None
     max_prompt_tokens: int = 1024
+    prompt_bucket: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    concurrency: int = 1
     plain_rows: int | None = None
     same_program: SameProgram = "best"
+    parts: bool = True
     thinking: bool | None = None
     out: Path = Path("runs/benchmark")
     cache_dir: Path | None = None
+
+    def check(self) -> None:
+        """Raises UserError for a number that means nothing."""
+        counts = ("limit", "max_turns", "max_new_tokens", "max_prompt_tokens", "concurrency", "plain_rows")
+        for name in (*counts, "prompt_bucket"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} must be at least 1")
+        self.sampling.check()
+        names = [_name(drafter) for drafter in self.drafters]
+        if not names or len(set(names)) < len(names):
+            raise UserError(f"name one or more drafters, each once; their folders are called {names}")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How answers are drawn. Without a temperature nothing else of it counts."""
+        if not self.temperature:
+            return Sampling()
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
 
 
 def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, Any]]:
     """Measures what is not measured yet and returns a row for each dataset, drafter and block size.
 
     Raises:
-        UserError: two drafters of one name, or what `load_decoder` refuses.
+        UserError: two drafters of one name, a setting or workload that means nothing, no prompt that fits, or
+            what `load_decoder` refuses; before anything is measured.
     """
-    names = [_name(drafter) for drafter in settings.drafters]
-    if not names or len(set(names)) < len(names):
-        raise UserError(f"name one or more drafters, each once; their folders are called {names}")
-    asked = {path: first_turns(path)[: settings.limit] for path in settings.prompts}
+    settings.check()
+    asked = load_workloads(settings.prompts)
     loaded, decoders = _load(settings)
-    setup = {
+    longest = _longest(settings, loaded, decoders)
+    datasets = {}
+    for name, conversations in asked.items():
+        datasets[name] = _pick(settings, loaded, conversations, longest)
+        if not datasets[name].turns:
+            log(f"{name}: none of its {len(conversations)} prompts fits in {longest} tokens; left out")
+    if not any(picked.turns for picked in datasets.values()):
+        raise UserError(f"no prompt fits in {longest} tokens; raise max_prompt_tokens, if the model allows")
+    about = {
         "target": loaded.fingerprint,
         "dtype": settings.dtype,
         "max_new_tokens": settings.max_new_tokens,
         "thinking": settings.thinking,
+        "sampling": settings.sampling._asdict(),
+        "concurrency": settings.concurrency,
+        "plain_rows": settings.plain_rows,
         "backend": jax.default_backend(),
     }
-    records = Records(settings.out / "records.jsonl", _digest(setup))
-    bench = Bench(records, decoders, settings.max_new_tokens, settings.plain_rows)
+    records = Records(settings.out / "records.jsonl", _digest(about))
+    if ("setup",) not in records:
+        records.add(("setup",), {"about": about})
+    terms = Terms(settings.max_new_tokens, settings.sampling, settings.concurrency, settings.plain_rows)
+    contest = Contest(records, decoders, terms)
+    if settings.parts:
+        # The middle of a typical answer: what a step costs hangs on the cache's size.
+        lengths = [length for picked in datasets.values() for length in picked.lengths]
+        middle = int(statistics.median(lengths)) + settings.max_new_tokens // 2
+        contest.parts(max(1, min(middle, longest + settings.max_new_tokens - PART_ROUNDS - 1)), PART_ROUNDS)
     rows = []
-    for path, texts in asked.items():
-        prompts = [encode_prompt(loaded, text, settings.thinking) for text in texts]
-        kept = {i: p for i, p in enumerate(prompts) if len(p) <= settings.max_prompt_tokens}
-        for done, (index, prompt) in enumerate(kept.items(), start=1):
-            bench.measure(path.stem, index, prompt)
-            log(f"{path.stem} {done}/{len(kept)}: {bench.line(path.stem, index)}")
-        checked = list(decoders) if settings.same_program == "all" else []
-        if settings.same_program == "best":
-            checked = [max(decoders, key=lambda at: bench.row(path.stem, list(kept), at)["speedup"])]
-        for at in checked:
-            log(f"{path.stem}: plain decoding through the program of {_said(at)}")
-            for index, prompt in kept.items():
-                bench.check_same_program(path.stem, index, prompt, at)
-        for at, drafter in zip(decoders, _per_decoder(settings, decoders), strict=True):
-            row = {
-                "dataset": path.stem,
-                "target": loaded.name,
-                "provenance": _provenance(drafter),
-                "dtype": settings.dtype,
-                "temperature": 0.0,
-                "max_new_tokens": settings.max_new_tokens,
-                "skipped": len(prompts) - len(kept),
-            }
-            if settings.smaller:
-                row |= {"smaller": list(settings.smaller), "min_confidence": settings.min_confidence}
-            rows.append(row | bench.row(path.stem, list(kept), at))
+    for name, picked in datasets.items():
+        if picked.turns:
+            rows += _dataset_rows(settings, loaded, contest, name, picked, longest, log)
     document = {"machine": describe(), "rows": rows}
     (settings.out / "rows.json").write_text(json.dumps(document, indent=1) + "\n")
     return rows
 
 
-Contestant = tuple[str, int]
-"""A drafter's name with a digest of its weights and options behind an @, and a block size."""
+@dataclasses.dataclass(frozen=True)
+class _Picked:
+    """Conversations by row number, lengths of their first prompts, how many were passed over as too long."""
+
+    turns: Mapping[int, Turns]
+    lengths: Sequence[int]
+    passed: int
+
+
+def _pick(
+    settings: BenchmarkSettings, loaded: LoadedTarget, conversations: Sequence[Turns], longest: int
+) -> _Picked:
+    turns, lengths, passed = {}, [], 0
+    for index in order(len(conversations), settings.seed):
+        if settings.limit is not None and len(turns) == settings.limit:
+            break
+        length = len(encode_prompt(loaded, conversations[index][0], settings.thinking))
+        if length > longest:
+            passed += 1
+        else:
+            turns[index] = conversations[index][: settings.max_turns]
+            lengths.append(length)
+    return _Picked(dict(sorted(turns.items())), lengths, passed)
+
+
+def _longest(
+    settings: BenchmarkSettings, loaded: LoadedTarget, decoders: Mapping[Contestant, Decoder]
+) -> int:
+    """Tokens of the longest prompt that every contestant can answer."""
+    models = [d.drafter.config for d in decoders.values() if d.drafter]
+    room = min(config.max_position for config in (loaded.config, *models))
+    block = max(2, settings.plain_rows or 0, *(d.block_size for d in decoders.values()))
+    return min(settings.max_prompt_tokens, room - settings.max_new_tokens - block)
+
+
+def _dataset_rows(
+    settings: BenchmarkSettings,
+    loaded: LoadedTarget,
+    contest: Contest,
+    name: str,
+    picked: _Picked,
+    longest: int,
+    log: Log,
+) -> list[dict[str, Any]]:
+    """Measures a dataset and returns a row a contestant."""
+    alone = settings.concurrency == 1
+    groups = [[index] for index in picked.turns] if alone else [list(picked.turns)]
+    asked: list[tuple[int, dict[int, list[int]]]] = []
+    skipped = picked.passed
+    for done, group in enumerate(groups, start=1):
+        history: dict[int, list[tuple[str, str]]] = {index: [] for index in group}
+        for turn in range(max(len(picked.turns[index]) for index in group)):
+            asks = {}
+            for index in [i for i in history if turn < len(picked.turns[i])]:
+                ids = encode_prompt(loaded, picked.turns[index][turn], settings.thinking, history[index])
+                if len(ids) <= longest:
+                    asks[index] = ids
+                else:
+                    skipped += len(picked.turns[index]) - turn
+                    del history[index]
+            if not asks:
+                break
+            contest.measure(name, turn, asks)
+            asked.append((turn, asks))
+            log(f"{name} {done}/{len(groups)} turn {turn + 1}: {contest.line(name, turn, list(asks))}")
+            for index in asks:
+                answer = loaded.tokenizer.decode(contest.records[name, index, turn, "plain"]["tokens"])
+                history[index].append((picked.turns[index][turn], answer))
+    places = [(index, turn) for turn, asks in asked for index in asks]
+    checked = list(contest.decoders) if settings.same_program == "all" else []
+    if settings.same_program == "best":
+        checked = [max(contest.decoders, key=lambda at: contest.row(name, places, at)["speedup"])]
+    for at in checked:
+        log(f"{name}: plain decoding through the program of {called(at)}")
+        for turn, asks in asked:
+            contest.check_same_program(name, turn, asks, at)
+    rows = []
+    for at, drafter in zip(contest.decoders, _per_decoder(settings, contest.decoders), strict=True):
+        row = {
+            "dataset": name,
+            "target": loaded.name,
+            "provenance": _provenance(drafter),
+            "dtype": settings.dtype,
+            "temperature": settings.temperature,
+            "seed": settings.seed,
+            "thinking": settings.thinking,
+            "max_new_tokens": settings.max_new_tokens,
+            "skipped": skipped,
+        }
+        if settings.temperature:
+            row |= {"top_k": settings.top_k, "top_p": settings.top_p, "min_p": settings.min_p}
+        if settings.smaller:
+            row |= {"smaller": list(settings.smaller), "min_confidence": settings.min_confidence}
+        rows.append(row | contest.row(name, places, at))
+    return rows
 
 
 def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, Decoder]]:
@@ -124,7 +249,12 @@ def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, D
     decoders: dict[Contestant, Decoder] = {}
     for drafter in settings.drafters:
         loaded, full = load_decoder(
-            loaded, drafter, dtype=settings.dtype, cache_dir=settings.cache_dir, **options
+            loaded,
+            drafter,
+            dtype=settings.dtype,
+            cache_dir=settings.cache_dir,
+            bucket=settings.prompt_bucket,
+            **options,
         )
         made_of = [fingerprint(full.weights.drafter), len(full.draft_ids or ()), options]
         name = f"{_name(drafter)}@{_digest(made_of)}"
@@ -133,7 +263,7 @@ def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, D
     return loaded, decoders
 
 
-def _per_decoder(settings: BenchmarkSettings, decoders: dict[Contestant, Decoder]) -> list[str]:
+def _per_decoder(settings: BenchmarkSettings, decoders: Mapping[Contestant, Decoder]) -> list[str]:
     """The drafter of each decoder, as the settings give it."""
     given = {_name(drafter): drafter for drafter in settings.drafters}
     return [given[name.rpartition("@")[0]] for name, _ in decoders]
@@ -143,10 +273,6 @@ def _name(drafter: str) -> str:
     return Path(drafter).name
 
 
-def _said(at: Contestant) -> str:
-    return f"{at[0].rpartition('@')[0]} B={at[1]}"
-
-
 def _digest(what: Any) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -154,175 +280,3 @@ def _digest(what: Any) -> str:
 def _provenance(drafter: str) -> dict[str, Any]:
     folder = Path(drafter.removesuffix(f"+{LOOKUP}"))
     return load_provenance(folder) if folder.is_dir() else {}
-
-
-class Bench:
-    """One target, several drafters and block sizes, and what was measured so far.
-
-    A key is (dataset, index, mode, *contestant), the mode one of plain, speculative, same_program and
-    divergence; plain decoding is (dataset, index, "plain"), whoever competes.
-    """
-
-    def __init__(
-        self,
-        records: Records,
-        decoders: dict[Contestant, Decoder],
-        max_new_tokens: int,
-        plain_rows: int | None = None,
-    ) -> None:
-        self.records, self.decoders, self.budget = records, decoders, max_new_tokens
-        some = next(iter(decoders.values()))
-        self._forms = {rows: some.plain(rows) for rows in ((1, 2) if plain_rows is None else (plain_rows,))}
-        self._plain_rows = plain_rows
-        self._gap = make_gap(some.target)
-        self._target_params = some.weights.target
-        self._warm: set[int] = set()
-
-    def plain_rows(self, prompt: Sequence[int]) -> int:
-        """The faster form of plain decoding, chosen once; a resumed run keeps the choice of its records."""
-        if self._plain_rows is None and ("plain_rows",) in self.records:
-            self._plain_rows = self.records[("plain_rows",)]["rows"]
-        if self._plain_rows is None:
-            times = {rows: [] for rows in self._forms}
-            for _ in range(4):
-                for rows, decoder in self._forms.items():
-                    [g] = decoder.generate([prompt], 24, stop_ids=[[]])
-                    times[rows].append(g.decode_seconds)
-            # The first of each warms up.
-            best = {rows: min(seconds[1:]) for rows, seconds in times.items()}
-            self._plain_rows = min(best, key=best.get)
-            self.records.add(("plain_rows",), {"rows": self._plain_rows, "seconds_of_24_tokens": best})
-        return self._plain_rows
-
-    def measure(self, dataset: str, index: int, prompt: Sequence[int]) -> None:
-        """Measures every mode of one prompt that is missing, the modes next to one another in time."""
-        jobs = [((dataset, index, "plain"), self._forms[self.plain_rows(prompt)])]
-        jobs += [((dataset, index, "speculative", *at), decoder) for at, decoder in self.decoders.items()]
-        jobs = [job for job in jobs if job[0] not in self.records]
-        # Every other prompt runs in the other order, so that drift of the machine favours no mode.
-        for key, decoder in jobs if index % 2 == 0 else jobs[::-1]:
-            if id(decoder) not in self._warm:
-                decoder.generate([prompt], min(8, self.budget))
-                self._warm.add(id(decoder))
-            self._record(key, decoder, prompt)
-        for at in self.decoders:
-            self._compare(dataset, index, prompt, at)
-
-    def check_same_program(self, dataset: str, index: int, prompt: Sequence[int], at: Contestant) -> None:
-        """Decodes one prompt plainly through the program that speculates."""
-        key = (dataset, index, "same_program", *at)
-        if key not in self.records:
-            self._record(key, self.decoders[at], prompt, live_slots=1)
-
-    def _record(
-        self, key: tuple, decoder: Decoder, prompt: Sequence[int], live_slots: int | None = None
-    ) -> None:
-        [g] = decoder.generate([prompt], self.budget, live_slots=live_slots)
-        row = {
-            "prompt_tokens": len(prompt),
-            "tokens": g.tokens,
-            "accepted": g.accepted,
-            "finish": g.finish,
-            "prefill_seconds": g.prefill_seconds,
-            "decode_seconds": g.decode_seconds,
-        }
-        self.records.add(key, row)
-
-    def _compare(self, dataset: str, index: int, prompt: Sequence[int], at: Contestant) -> None:
-        """Where the two outputs part, how close the two best logits were there."""
-        key = (dataset, index, "divergence", *at)
-        plain = self.records[dataset, index, "plain"]["tokens"]
-        speculative = self.records[dataset, index, "speculative", *at]["tokens"]
-        if plain == speculative or key in self.records:
-            return
-        place = next((i for i, (a, b) in enumerate(zip(plain, speculative, strict=False)) if a != b), None)
-        place = min(len(plain), len(speculative)) if place is None else place
-        gap = self._gap(self._target_params, [*prompt, *plain[:place]])
-        self.records.add(key, {"at": place, "gap": gap})
-
-    def line(self, dataset: str, index: int) -> str:
-        """A prompt's figures for the log."""
-        plain = self.records[dataset, index, "plain"]
-        parts = [f"plain {speed([plain]):.1f} tok/s"]
-        for at in self.decoders:
-            spec = self.records[dataset, index, "speculative", *at]
-            same = "same" if spec["tokens"] == plain["tokens"] else "differs"
-            parts.append(f"{_said(at)} {speed([spec]):.1f} (MAT {mat([spec['accepted']]):.2f}, {same})")
-        return ", ".join(parts)
-
-    def row(self, dataset: str, indices: Sequence[int], at: Contestant) -> dict[str, Any]:
-        """A dataset's figures of one contestant; speeds are of all rounds together, prefill excluded."""
-
-        def all_of(*mode: str | int) -> list[dict[str, Any]]:
-            return [self.records[dataset, i, *mode] for i in indices]
-
-        plain, spec = all_of("plain"), all_of("speculative", *at)
-        accepted = [r["accepted"] for r in spec]
-        keys = [(dataset, i, "divergence", *at) for i in indices]
-        gaps = [self.records[key]["gap"] for key in keys if key in self.records]
-        row = {
-            "drafter": at[0].rpartition("@")[0],
-            "n": len(indices),
-            "block_size": at[1],
-            "plain_rows": self._plain_rows,
-            "plain_tokens_per_s": speed(plain),
-            "speculative_tokens_per_s": speed(spec),
-            "speedup": speed(spec) / speed(plain) if speed(plain) else 0.0,
-            "mat": mat(accepted),
-            "tau": tau(accepted),
-            "mat_spread": mat_interval(accepted),
-            "survival": prefix_survival(accepted, at[1]),
-            "identical": sum(a["tokens"] == b["tokens"] for a, b in zip(plain, spec, strict=True)),
-            "divergence_rate": len(gaps) / max(1, len(indices)),
-            "logit_gap_median": float(np.median(gaps)) if gaps else None,
-            "logit_gap_max": max(gaps) if gaps else None,
-        }
-        if all((dataset, i, "same_program", *at) in self.records for i in indices):
-            same = all_of("same_program", *at)
-            equal = sum(a["tokens"] == b["tokens"] for a, b in zip(same, spec, strict=True))
-            row["identical_same_program"] = equal
-        return row
-
-
-def speed(records: Sequence[dict[str, Any]]) -> float:
-    """Tokens a second of the rounds; the prefill's token and time are left out on both sides."""
-    seconds = sum(r["decode_seconds"] for r in records)
-    return sum(len(r["tokens"]) - 1 for r in records) / seconds if seconds else 0.0
-
-
-def make_gap(target: Target, bucket: int = 256) -> Callable[[Any, Sequence[int]], float]:
-    """gap(params, ids): the best logit after `ids` minus the second best, by one full forward."""
-
-    @jax.jit
-    def two_best(params, tokens_1xT, last):
-        hidden = target.apply({"params": params}, tokens_1xT).hidden[0, last]
-        return jax.lax.top_k(ops.head_logits(hidden[None], target_head(params))[0], 2)[0]
-
-    def gap(params: Any, ids: Sequence[int]) -> float:
-        tokens = np.zeros((1, -(-len(ids) // bucket) * bucket), np.int32)
-        tokens[0, : len(ids)] = ids
-        first, second = two_best(params, tokens, len(ids) - 1)
-        return float(first - second)
-
-    return gap
-
-
-def fingerprint(params: Any) -> str:
-    """Of a drafter's weights: the sums of every tensor, in fp32."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        leaf = jnp.asarray(leaf, jnp.float32)
-        figures = np.asarray(jnp.stack([leaf.sum(), jnp.abs(leaf).sum(), jnp.square(leaf).sum()]))
-        digest.update(f"{jax.tree_util.keystr(path)}{leaf.shape}".encode() + figures.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def first_turns(path: Path) -> list[str]:
-    """What each row of a JSONL of {"turns": [...]} asks first. Raises UserError for a row without turns."""
-    texts = []
-    for row in read_jsonl(path):
-        turns = row.get("turns")
-        if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
-            raise UserError(f'{path}: a row lacks "turns": ["text", ...]')
-        texts.append(turns[0])
-    return texts

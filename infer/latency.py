@@ -72,6 +72,48 @@ def timer(step: Step, weights: Weights, state: DecodeState, calls: int) -> Calla
     return timed
 
 
+def made_up(decoder: Decoder, batch: int, tokens: int) -> list[list[int]]:
+    """`batch` prompts of so many tokens, none of which repeats itself soon."""
+    vocab = decoder.target.config.vocab_size
+    return [[(7 * i + row) % (vocab - 1) for i in range(tokens)] for row in range(batch)]
+
+
+def whole(decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int) -> Callable[[], float]:
+    """A timer of `Decoder.generate` itself, in milliseconds a round; the loop's own work is in it."""
+
+    def timed() -> float:
+        generations = decoder.generate(prompts, calls + 1, stop_ids=[[]] * len(prompts))
+        return generations[0].decode_seconds * 1e3 / max(g.rounds for g in generations)
+
+    timed()
+    return timed
+
+
+def part_timers(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int
+) -> dict[str, Callable[[], float]]:
+    """Timers of "draft" (where there are drafts), "verify" and the whole "round" at the decoder's block size.
+
+    A decoder with smaller sizes verifies at its largest here.
+    """
+    state, _ = decoder.prefill(decoder.requests(prompts, calls + 1))
+    taps = decoder.drafter.config.target_layer_ids if decoder.drafter else ()
+    verify = forward_step(decoder.target, decoder.block_size, taps)
+    timers = {"verify": timer(verify, decoder.weights, state, calls)}
+    if decoder.block_size > 1:
+        timers["draft"] = timer(draft_step(decoder), decoder.weights, state, calls)
+    return timers | {"round": whole(decoder, prompts, calls)}
+
+
+def take_turns(timers: dict[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
+    """`repeats` samples of each timer; taking turns spreads a slow spell of the machine over all of them."""
+    samples: dict[Any, list[float]] = {key: [] for key in timers}
+    for _ in range(repeats):
+        for key, timed in timers.items():
+            samples[key].append(timed())
+    return samples
+
+
 def measure(
     decoder: Decoder,
     block_sizes: Sequence[int],
@@ -92,39 +134,20 @@ def measure(
         "verify_ms", "round_ms", "other_ms", "round_over_parts", "verify_over_plain"}, ...]}; `plain_ms` and
         `round_ms` come from `Decoder.generate` itself, so the loop's own work is in them.
     """
-    vocab = decoder.target.config.vocab_size
-    prompts = [[(7 * i + row) % (vocab - 1) for i in range(prompt_tokens)] for row in range(batch)]
-    budget = calls + 1
-
-    def whole(d: Decoder) -> Callable[[], float]:
-        def timed() -> float:
-            generations = d.generate(prompts, budget, stop_ids=[[]] * batch)
-            return generations[0].decode_seconds * 1e3 / max(g.rounds for g in generations)
-
-        timed()
-        return timed
-
+    prompts = made_up(decoder, batch, prompt_tokens)
     timers: dict[tuple, Callable[[], float]] = {}
     for rows in (1, 2):
         plain = decoder.plain(rows)
-        state, _ = plain.prefill(plain.requests(prompts, budget))
+        state, _ = plain.prefill(plain.requests(prompts, calls + 1))
         step = forward_step(decoder.target, rows)
         timers["ar", rows] = timer(step, plain.weights, state, calls)
-        timers["plain", rows] = whole(plain)
+        timers["plain", rows] = whole(plain, prompts, calls)
         log(f"compiled plain decoding with {rows} row(s)")
     for size in block_sizes:
-        sized = decoder.resize(size)
-        state, _ = sized.prefill(sized.requests(prompts, budget))
-        taps = sized.drafter.config.target_layer_ids if sized.drafter else ()
-        timers["draft", size] = timer(draft_step(sized), sized.weights, state, calls)
-        timers["verify", size] = timer(forward_step(sized.target, size, taps), sized.weights, state, calls)
-        timers["round", size] = whole(sized)
+        parts = part_timers(decoder.resize(size), prompts, calls)
+        timers |= {(name, size): timed for name, timed in parts.items()}
         log(f"compiled block size {size}")
-    # Taking turns spreads a slow spell of the machine over all of them.
-    samples: dict[tuple, list[float]] = {key: [] for key in timers}
-    for _ in range(repeats):
-        for key, timed in timers.items():
-            samples[key].append(timed())
+    samples = take_turns(timers, repeats)
     ms = {key: statistics.median(values) for key, values in samples.items()}
     rows = min((1, 2), key=lambda r: ms["plain", r])
     return {
@@ -141,16 +164,16 @@ def measure(
 
 
 def _block(ms: dict[tuple, float], size: int, plain_ms: float) -> dict[str, Any]:
-    draft, verify, whole = ms["draft", size], ms["verify", size], ms["round", size]
+    draft, verify, rounds = ms.get(("draft", size), 0.0), ms["verify", size], ms["round", size]
     return {
         "block_size": size,
         "draft_ms": draft,
         "verify_ms": verify,
-        "round_ms": whole,
-        "other_ms": whole - draft - verify,
-        "round_over_parts": whole / (draft + verify),
+        "round_ms": rounds,
+        "other_ms": rounds - draft - verify,
+        "round_over_parts": rounds / (draft + verify),
         "verify_over_plain": verify / plain_ms,
-        "break_even_mat": whole / plain_ms,
+        "break_even_mat": rounds / plain_ms,
     }
 
 

@@ -10,40 +10,51 @@ from infer.html import page
 
 Row = dict[str, Any]
 
-DEFINITIONS = """tok/s: tokens of all rounds / their seconds; prefill, its token and compilation are left
-out on both sides. Speed-up: their ratio. MAT: committed tokens / rounds; tau: mean over answers of the
-answer's own. Identical: answers equal to plain decoding's, token for token; (same program): to plain
-decoding through the very program that speculates. Acceptance by slot: share of rounds whose first k
-drafts were all committed."""
+DEFINITIONS = """tok/s at C = 1: tokens of all rounds / their seconds on the host's monotonic clock, from
+the call of the compiled loop until its result is there; prefill, its token, compilation and detokenising
+are left out on both sides, every decoder is warmed by a short answer first, and plain and speculative take
+turns prompt by prompt. At C > 1: all tokens of a queue over C slots / the seconds from its start to its
+last answer, prefills included, compilation not; the queues follow one another, prompts turn by turn.
+Speed-up: ratio of the two, its 95 % interval by resampling conversations, plain and speculative together.
+Of means: mean over answers of plain decoding's seconds a token / mean of speculation's. MAT: committed
+tokens / rounds; tau: mean over answers of the answer's own. Identical: answers equal to plain decoding's,
+token for token; (same program): to plain decoding through the very program that speculates, which takes
+same_program_cost (JSON) times the baseline's seconds. n: answers; a later turn follows plain decoding's own
+answers, for every contestant. Acceptance by slot: share of rounds whose first k drafts were all committed.
+Draft + verify + other: ms of a round, each of the first two a timed program of its own, greedy and alone in
+a loop, at the length of a typical answer's middle; other: the rest of a whole round so timed, blank where
+rounds take several sizes. JSON and HTML hold more: prefill, histogram, intervals of MAT, where outputs
+part."""
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table, a line for each dataset, dtype and block size."""
-    names = (
-        "dataset",
-        "drafter",
-        "dtype",
-        "B",
-        "n",
-        "plain tok/s",
-        "speculative tok/s",
-        "speed-up",
-        "MAT",
-        "tau",
-    )
+    """A Markdown table, a line for each row; what no row has gets no column."""
     same = any("identical_same_program" in row for row in rows)
-    header = [*names, "identical", *(["identical (same program)"] if same else []), "acceptance by slot"]
+    parts = any("draft_ms" in row for row in rows)
+    names = (
+        *("dataset", "drafter", "dtype", "T", "C", "B", "n"),
+        *("plain tok/s", "speculative tok/s", "speed-up", "of means", "MAT", "tau", "identical"),
+    )
+    header = [
+        *names,
+        *(["identical (same program)"] if same else []),
+        *(["draft + verify + other ms"] if parts else []),
+        "acceptance by slot",
+    ]
     lines = [_line(header), _line(["---"] * len(header))]
     for row in rows:
         cells = [
             row["dataset"],
             row["drafter"],
             row["dtype"],
+            f"{row['temperature']:g}",
+            str(row["concurrency"]),
             str(row["block_size"]),
             str(row["n"]),
             f"{row['plain_tokens_per_s']:.1f}",
             f"{row['speculative_tokens_per_s']:.1f}",
-            f"{row['speedup']:.2f}",
+            f"{row['speedup']:.2f}{_interval(row['speedup_spread'])}",
+            f"{row['speedup_of_means']:.2f}",
             f"{row['mat']:.2f}",
             f"{row['tau']:.2f}",
             f"{row['identical']}/{row['n']}",
@@ -51,9 +62,27 @@ def table(rows: Sequence[Row]) -> str:
         if same:
             count = row.get("identical_same_program")
             cells.append("" if count is None else f"{count}/{row['n']}")
+        if parts:
+            cells.append(" + ".join(_ms(row.get(f"{name}_ms")) for name in ("draft", "verify", "other")))
         cells.append(" ".join(f"{s:.2f}".removeprefix("0") for s in row["survival"]))
         lines.append(_line(cells))
     return "\n".join(lines)
+
+
+def _interval(spread: Sequence[float] | None) -> str:
+    return "" if spread is None else f" ({spread[0]:.2f}-{spread[1]:.2f})"
+
+
+def _ms(value: float | None) -> str:
+    return " " if value is None else f"{value:.1f}"
+
+
+def in_cells(row: Row) -> Row:
+    """A row for the page: lists of numbers as text."""
+    return {
+        name: " ".join(f"{v:.3g}" for v in value) if isinstance(value, list | tuple) else value
+        for name, value in row.items()
+    }
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -72,13 +101,16 @@ def plot(rows: Sequence[Row], path: str | Path, metrics: str | Path | None = Non
         1, 3 if losses else 2, figsize=(13 if losses else 9, 3.6), layout="constrained"
     )
     for row in _longest(rows):
-        label = f"{row['dataset']} {row['drafter']} {row['dtype']}, MAT {row['mat']:.2f}"
+        label = f"{_label(row)}, MAT {row['mat']:.2f}"
         slots = range(1, len(row["survival"]) + 1)
         axes[0].plot(slots, row["survival"], marker="o", label=label)
     axes[0].set(xlabel="slot k", ylabel="share of rounds", title="first k drafts all accepted", ylim=(0, 1))
-    for name in dict.fromkeys(map(_line_of, rows)):
-        points = sorted((r["block_size"], r["speedup"]) for r in rows if _line_of(r) == name)
-        axes[1].plot(*zip(*points, strict=True), marker="o", label=" ".join(name))
+    lines: dict[tuple, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(_line_of(row), []).append(row)
+    for line in lines.values():
+        points = sorted((r["block_size"], r["speedup"]) for r in line)
+        axes[1].plot(*zip(*points, strict=True), marker="o", label=_label(line[0]))
     axes[1].axhline(1.0, color="grey", linewidth=0.8)
     axes[1].set(xlabel="block size B", ylabel="times plain decoding", title="speed-up")
     if losses:
@@ -93,8 +125,14 @@ def plot(rows: Sequence[Row], path: str | Path, metrics: str | Path | None = Non
     return path
 
 
-def _line_of(row: Row) -> tuple[str, str, str]:
-    return row["dataset"], row["drafter"], row["dtype"]
+def _line_of(row: Row) -> tuple:
+    return row["dataset"], row["drafter"], row["dtype"], row["temperature"], row["concurrency"]
+
+
+def _label(row: Row) -> str:
+    temperature = f" T={row['temperature']:g}" if row["temperature"] else ""
+    side_by_side = f" C={row['concurrency']}" if row["concurrency"] > 1 else ""
+    return f"{row['dataset']} {row['drafter']} {row['dtype']}{temperature}{side_by_side}"
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
@@ -118,7 +156,7 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
     """Puts benchmarks of one machine together: writes out.json, .md, .png and .html, returns the text.
 
     Raises:
-        UserError: a folder without rows.json, or folders measured on unlike machines.
+        UserError: a folder without rows.json or with an older one, or folders measured on unlike machines.
     """
     documents = []
     for folder in map(Path, folders):
@@ -130,20 +168,22 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
         if document["machine"] != machine:
             raise UserError(f"{folders[0]} and {folder} were measured on unlike machines; report them apart")
     rows = [row for document in documents for row in document["rows"]]
+    if any("speedup_of_means" not in row for row in rows):
+        raise UserError("a rows.json is an older benchmark's and lacks columns; run the benchmark again")
     out = Path(out)
     image = Path(f"{out}.png")
-    text = (
-        f"{table(rows)}\n\n{DEFINITIONS}\n\n{_machine(machine)}\n\n![acceptance and speed-up]({image.name})\n"
-    )
+    notes = (DEFINITIONS, machine_line(machine))
+    text = "\n\n".join([table(rows), *notes, f"![acceptance and speed-up]({image.name})\n"])
     plot(rows, image, metrics)
     Path(f"{out}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
     Path(f"{out}.md").write_text(text)
-    notes = (DEFINITIONS, _machine(machine))
-    Path(f"{out}.html").write_text(page("Plain against speculative decoding", [("", rows)], notes, [image]))
+    tables = [("", [*map(in_cells, rows)])]
+    Path(f"{out}.html").write_text(page("Plain against speculative decoding", tables, notes, [image]))
     return text
 
 
-def _machine(machine: Row) -> str:
+def machine_line(machine: Row) -> str:
+    """What a measurement ran on, in a line."""
     units = ", ".join(machine["bf16_units"]) or "none"
     return (
         f"{machine['cpus']} x {machine['cpu']} (bf16 instructions: {units}), backend {machine['backend']} "

@@ -10,12 +10,13 @@ from typing import Any
 from dscout_jax.decode import Decoder
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
-from infer.benchmark import fingerprint, first_turns
+from infer.fingerprint import fingerprint
 from infer.latency import measure
 from infer.load import encode_prompt, load_decoder
 from infer.machine import describe
 from infer.policy import LatencyModel, MatModel, Policy
 from infer.records import Records
+from infer.workload import first_turns
 
 
 @dataclasses.dataclass(frozen=True)

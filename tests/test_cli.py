@@ -33,6 +33,7 @@ def test_two_words_name_one_command(capsys):
         (["bench", "check", "no/such.json", "--identical"], "no/such.json"),
         (["bench", "compare", "no/such", "folders"], "no/such"),
         (["generate", "hello", "--temperature", "-1"], "temperature -1"),
+        (["bench", "no/such.jsonl", "--drafter", "lookup"], "no/such.jsonl"),
         (["generate"], "--prompts"),
         (["generate", "hello", "--out", "answers.jsonl"], "--out"),
         (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
@@ -50,6 +51,7 @@ def test_a_users_mistake_names_the_value_and_exits_with_2(arguments, names, caps
 
 def test_the_gate_exits_with_1_and_the_reason(tmp_path, capsys):
     row = {"dataset": "chat", "drafter": "mine", "dtype": "bfloat16", "block_size": 4, "n": 2}
+    row |= {"temperature": 0.0, "concurrency": 1}
     rows = [row | {"speedup": 1.1, "identical": 2}]
     (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
     main(["bench", "check", str(tmp_path), "--identical", "--min-speedup", "1.1"])

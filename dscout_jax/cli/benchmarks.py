@@ -14,8 +14,8 @@ from dscout_jax.cli.common import Dtype, Word, decodable
 class Bench:
     """Plain against speculative decoding, prompt by prompt: speed-up, MAT, identity; resumes."""
 
-    prompts: Word[tuple[Path, ...]]
-    """JSONL files of {"turns": [...]}; the first turn is asked."""
+    prompts: Word[tuple[str, ...]]
+    """JSONL files of {"turns": [...]}, folders of such, or hf:NAME[:SPLIT[:COLUMN]] (extra `datasets`)."""
     drafters: Annotated[tuple[str, ...], tyro.conf.arg(name="drafter")]
     """DFlash folders; runs: their newest checkpoints; "lookup" for prompt lookup; DIR+lookup for both."""
     target: str = "smollm2-135m"
@@ -28,11 +28,28 @@ class Bench:
     """With --smaller: drafts are sent while the product of their probabilities is at least this."""
     max_new_tokens: int = 128
     limit: int | None = None
-    """Prompts of each file."""
+    """Conversations of each dataset; default: all."""
+    seed: int | None = None
+    """Takes them at random, the same ones each time; also seeds draws. Default: from the start."""
+    max_turns: int | None = None
+    """Of each conversation; later turns follow plain decoding's own answers. Default: all."""
+    max_prompt_tokens: int = 1024
+    """A longer prompt ends its conversation."""
+    prompt_bucket: int = 64
+    """Prompts are padded to multiples of this; a larger one compiles less."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    concurrency: int = 1
+    """Above 1: each dataset is a queue over so many slots, and speeds are of the whole queue."""
     plain_rows: int | None = None
     """Form of the plain baseline; default: the faster of 1 and 2 by trial."""
     same_program: Literal["best", "all", "none"] = "best"
     """Sizes at which plain decoding also runs through the speculative program (exact identity in bf16)."""
+    parts: bool = True
+    """Time draft, verify and the rest of a round too, in programs of their own."""
     thinking: bool | None = None
     out: Path = Path("runs/benchmark")
     """records.jsonl, rows.json, report.json, .md, .png and .html."""

@@ -43,6 +43,7 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
             max_new_tokens=48,
             limit=6,
             same_program="best" if dtype == "bfloat16" else "none",
+            parts=False,
             out=folder,
             cache_dir=cache_dir,
         )

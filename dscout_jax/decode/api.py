@@ -133,6 +133,20 @@ class Decoder:
         alone = dict(smaller=(), min_confidence=0.0, draft=None, draft_ids=None, sample_drafts=False)
         return Decoder(self.target, self.weights.target, block_size=rows, **self._options | alone)
 
+    def plain_like(self) -> "Decoder":
+        """Plain decoding in the shape of this decoder's verification: bf16 tokens equal speculation's.
+
+        A bf16 product of one row rounds otherwise than one of W; here both decodings run the products of W
+        rows, and in them a row does not depend on its company. The price over `plain` is that of the idle
+        rows. It rests on the backend's kernels: `generate(..., live_slots=1)` runs the very same program.
+
+        Raises:
+            UserError: rounds of several block sizes have no one shape.
+        """
+        if len(self.sizes) > 1:
+            raise UserError(f"rounds of sizes {self.sizes} have no one shape that plain decoding could take")
+        return self.plain(self.block_size)
+
     def resize(self, block_size: int) -> "Decoder":
         """The same models and options at another block size, of the smaller ones those below, no policy."""
         models = (self.target, self.weights.target, self.drafter, self.weights.drafter)
@@ -280,9 +294,14 @@ class Decoder:
         return self._programs[key]
 
     def generation(
-        self, host: DecodeState, row: int, prefill_seconds: float, decode_seconds: float
+        self,
+        host: DecodeState,
+        row: int,
+        prefill_seconds: float,
+        decode_seconds: float,
+        done_seconds: float | None = None,
     ) -> Generation:
-        """A row of `to_host(state)` as an answer."""
+        """A row of `to_host(state)` as an answer; by default it is done when its batch is."""
         begin, end = int(host.prompts[row]), int(host.lengths[row]) + 1
         tokens = host.tokens[row, begin:end].tolist()
         detokenize = self._options["detokenize"]
@@ -294,6 +313,7 @@ class Decoder:
             finish="stop" if host.stopped[row] else "length",
             prefill_seconds=prefill_seconds,
             decode_seconds=decode_seconds,
+            done_seconds=prefill_seconds + decode_seconds if done_seconds is None else done_seconds,
         )
 
     def prompt_slots(self, requests: Sequence[Request]) -> int:

@@ -20,6 +20,7 @@ class Generation:
     block_size: slots of a round at the most.
     finish: "stop" or "length".
     prefill_seconds, decode_seconds: of the whole batch, compilation excluded.
+    done_seconds: from the start of the batch or queue to this answer's end, compilation excluded.
     """
 
     tokens: list[int]
@@ -29,6 +30,7 @@ class Generation:
     finish: str
     prefill_seconds: float
     decode_seconds: float
+    done_seconds: float
 
     @property
     def rounds(self) -> int:

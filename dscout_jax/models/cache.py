@@ -35,6 +35,12 @@ def write_layer(buffer_BxGxSxK: jax.Array, new_BxTxGxK: jax.Array, positions_BxT
     # A negative index would wrap round to the end.
     positions = jnp.where(positions_BxT < 0, buffer_BxGxSxK.shape[2], positions_BxT)
     new = new_BxTxGxK.astype(buffer_BxGxSxK.dtype)
+    if positions.size == 1 and new.dtype == jnp.float32 and jax.default_backend() == "cpu":
+        # XLA makes a dynamic-update-slice of a single index, which XLA:CPU fuses into its readers and then
+        # copies the buffer for. A second index, outside and so dropped, keeps it a scatter: written in place.
+        # In bf16, where one row is the slower form anyway, this gained nothing at short lengths.
+        positions = jnp.pad(positions, ((0, 0), (0, 1)), constant_values=buffer_BxGxSxK.shape[2])
+        new = jnp.pad(new, ((0, 0), (0, 1), (0, 0), (0, 0)))
     return buffer_BxGxSxK.at[rows, :, positions].set(new, mode="drop")
 
 

@@ -12,8 +12,13 @@ from dscout_jax.decode import fixed, make_loop
 
 @pytest.mark.parametrize(
     ("rows", "options"),
-    [(1, {}), (ROWS, {}), (1, dict(smaller=(2,), policy=fixed(1), min_confidence=0.5))],
-    ids=["one row", "rows", "sizes"],
+    [
+        (1, {}),
+        (ROWS, {}),
+        (1, dict(smaller=(1, 2), policy=fixed(1), min_confidence=0.5)),
+        (1, dict(block_size=1)),
+    ],
+    ids=["one row", "rows", "sizes", "plain"],
 )
 def test_the_compiled_loop_copies_no_cache(rows, options, build, drafter, drafter_params, prompts):
     decoder = build(drafter, drafter_params, **options)
@@ -24,7 +29,7 @@ def test_the_compiled_loop_copies_no_cache(rows, options, build, drafter, drafte
     buffer = rf"f32\[{rows},{heads},{CAPACITY},{width}\]"
     assert re.search(buffer, text), "the pattern must fit the caches"
     assert not re.findall(rf"= {buffer}\S* copy\(", text)
-    caches = 2 * (len(state.target.k) + len(state.context.k))
+    caches = 2 * (len(state.target.k) + (len(state.context.k) if state.context else 0))
     assert len(re.findall("may-alias|must-alias", text.split("\n")[0])) >= caches, "and is given them"
 
 

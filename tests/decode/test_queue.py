@@ -55,7 +55,16 @@ def test_every_answer_is_the_one_alone(decoder, requests, alone):
         assert sum(a + 1 for a in generation.accepted) + 1 == len(generation.tokens)
     assert order.index(1) < order.index(0), "one token is sooner done than twenty-four"
     assert order.index(6) < order.index(4), "later requests take the place of finished ones"
+    ends = [generation.done_seconds for _, generation in served]
+    assert ends == sorted(ends) and ends[0] > 0, "on the queue's own clock"
+    assert all(g.done_seconds >= g.decode_seconds for _, g in served)
     assert sorted(key[0] for key in decoder.programs) == ["advance", "insert", "prefill", "prefill"]
+
+
+def test_a_queue_runs_plainly_through_the_program_that_speculates(decoder, requests, alone):
+    for index, generation in serve(decoder, requests[4:8], slots=2, live_slots=1):
+        assert (generation.tokens, generation.finish) == alone[4 + index]
+        assert not any(generation.accepted)
 
 
 def test_insert_changes_one_row_only(build, drafter, drafter_params, prompts):

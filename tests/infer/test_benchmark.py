@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dscout_jax.errors import UserError
-from infer.benchmark import BenchmarkSettings, benchmark, make_gap
-from infer.load import load_decoder
+from infer.benchmark import BenchmarkSettings, benchmark
+from infer.compare import compare
+from infer.contest import make_gap
+from infer.load import encode_prompt, load_decoder
 from infer.records import Records
 from infer.report import report
 
@@ -24,7 +26,9 @@ ISSUE_ROW = {
         "plain_tokens_per_s",
         "speculative_tokens_per_s",
     ),
-    *("speedup", "mat", "tau", "identical", "max_new_tokens", "survival", "plain_rows"),
+    *("speedup", "mat", "tau", "identical", "max_new_tokens", "survival", "plain_rows", "concurrency"),
+    *("speedup_of_means", "speedup_spread", "mat_spread", "histogram", "prefill_ms", "identical_percent"),
+    *("draft_ms", "verify_ms", "other_ms", "first_divergence_median", "conversations", "seed", "thinking"),
 }
 
 
@@ -38,24 +42,34 @@ def settings(folders, prompt_file, tmp_path):
         dtype="float32",
         block_sizes=(2, 4),
         max_new_tokens=8,
+        max_turns=1,
         max_prompt_tokens=200,
+        prompt_bucket=256,
         plain_rows=1,
         same_program="none",
+        parts=False,
         out=tmp_path / "out",
     )
 
 
 def test_rows_resume_and_report(settings, tmp_path):
+    settings = dataclasses.replace(settings, parts=True)
     log = []
     rows = benchmark(settings, log.append)
     assert [row["block_size"] for row in rows] == [2, 4]
     for row in rows:
         assert set(row) >= ISSUE_ROW
         assert (row["dataset"], row["n"], row["skipped"], row["identical"]) == ("questions", 3, 1, 3)
-        assert row["divergence_rate"] == 0 and row["logit_gap_max"] is None
+        assert row["divergence_rate"] == 0 and row["logit_gap_max"] is row["first_divergence_min"] is None
         assert np.isclose(row["mat"], 1 + sum(row["survival"]))
+        assert np.isclose(row["mat"], 1 + np.average(range(row["block_size"]), weights=row["histogram"]))
+        assert min(row["draft_ms"], row["verify_ms"], row["prefill_ms"]) > 0
+        assert row["speedup_spread"][0] <= row["speedup"] <= row["speedup_spread"][1]
         assert np.isclose(row["speedup"], row["speculative_tokens_per_s"] / row["plain_tokens_per_s"])
     assert len(log) == 3
+    spoken = [r for r in recorded(settings) if r["key"][3:4] == ["speculative"] and r["key"][-1] == 4]
+    tokens, rounds = sum(len(r["tokens"]) - 1 for r in spoken), sum(len(r["accepted"]) for r in spoken)
+    assert np.isclose(rows[1]["mat"], tokens / rounds), "from tokens as from rounds"
 
     # A kill in the middle of the last line: what was whole is kept, what was not is measured again.
     path = settings.out / "records.jsonl"
@@ -65,7 +79,7 @@ def test_rows_resume_and_report(settings, tmp_path):
     lines = path.read_text().split("\n")[:-1]
     assert lines[:-1] == whole.split("\n")[:-2]
     keys = [tuple(json.loads(line)["key"]) for line in lines]
-    assert len(keys) == len(set(keys)) == 3 * 3
+    assert len(keys) == len(set(keys)) == 3 * 3 + 1 + 2  # the setup, and parts of two contestants
     assert [row["mat"] for row in again] == [row["mat"] for row in rows]
 
     text = report([settings.out, settings.out], tmp_path / "both")
@@ -74,6 +88,9 @@ def test_rows_resume_and_report(settings, tmp_path):
     document = json.loads((tmp_path / "both.json").read_text())
     assert [row["block_size"] for row in document["rows"]] == [2, 4, 2, 4]
 
+    html = (tmp_path / "both.html").read_text()
+    assert all(f"<th>{name}</th>" in html for name in ("histogram", "prefill_ms", "survival"))
+
     other = settings.out.with_name("other")
     other.mkdir()
     document["machine"]["cpu"] = "another"
@@ -81,6 +98,91 @@ def test_rows_resume_and_report(settings, tmp_path):
     with pytest.raises(UserError, match="unlike machines"):
         report([settings.out, other], tmp_path / "no")
     assert json.loads((settings.out / "rows.json").read_text())["machine"]["backend"] == "cpu"
+
+
+def recorded(settings):
+    return [json.loads(line) for line in (settings.out / "records.jsonl").read_text().splitlines()]
+
+
+def test_turns_follow_plain_decodings_answers(settings, tmp_path):
+    path = tmp_path / "talks.jsonl"
+    talks = [["Hi", "And?", "More"], ["Why?"], ["One", "x" * 400, "Two"], ["y" * 400, "z"]]
+    path.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in talks))
+    options = dict(prompts=(path,), drafters=("lookup",), block_sizes=(3,), max_turns=None)
+    settings = dataclasses.replace(settings, **options)
+    [row] = benchmark(settings, str)
+    # Too long: the last conversation, passed over whole, and the third after its first turn.
+    assert (row["n"], row["conversations"], row["skipped"], row["identical"]) == (5, 3, 1 + 2, 5)
+    found = {tuple(r["key"][:4]): r for r in recorded(settings) if len(r["key"]) > 3}
+    assert {key[1:3] for key in found} == {(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)}
+    loaded, decoder = load_decoder(settings.target, dtype="float32")
+    history = []
+    for turn, text in enumerate(talks[0]):
+        ids = encode_prompt(loaded, text, history=history)
+        [g] = decoder.generate([ids], 8)
+        for mode in ("plain", "speculative"):
+            record = found["talks", 0, turn, mode]
+            assert (record["tokens"], record["prompt_tokens"]) == (g.tokens, len(ids))
+        history.append((text, g.text))
+    [side] = compare(settings.out, settings.out)
+    assert side["n"] == 5 and side["speedup"]["ratio"] == 1 and side["differs"] == {}
+
+
+def test_a_queue_gives_the_same_answers_as_one_by_one(settings):
+    """Drawn, with a seed a prompt; the queue's speed counts all its tokens and its whole time."""
+    drawn = dataclasses.replace(settings, block_sizes=(4,), temperature=0.9, top_k=40, seed=5, max_turns=2)
+    [alone] = benchmark(drawn, str)
+    first = recorded(drawn)
+    queued = dataclasses.replace(drawn, concurrency=2, same_program="all", out=drawn.out.with_name("queue"))
+    [row] = benchmark(queued, str)
+    assert row["identical"] == row["identical_same_program"] == row["n"] == alone["n"] == 6
+    assert (row["temperature"], row["concurrency"], row["mat"]) == (0.9, 2, alone["mat"])
+    second = recorded(queued)
+
+    def tokens(rows):
+        return {tuple(r["key"][:4]): r["tokens"] for r in rows if "tokens" in r}
+
+    assert tokens(first).items() <= tokens(second).items()
+    assert len({str(t) for t in tokens(first).values()}) > 3
+    queues = [r for r in second if r["key"][2:4] == ["queue", "plain"]]
+    count = sum(len(t) for key, t in tokens(second).items() if key[3] == "plain")
+    assert np.isclose(row["plain_tokens_per_s"], count / sum(r["seconds"] for r in queues))
+    assert row["speedup_spread"] is None
+    [side] = compare(queued.out, queued.out)
+    assert side["n"] == 6 and side["mat"]["ratio"] == 1
+    with pytest.raises(UserError, match="concurrency 1 and 2"):
+        compare(drawn.out, queued.out)
+
+    before = len(second)
+    assert benchmark(queued, str) == [row] and len(recorded(queued)) == before
+    # With another prompt in it, it is another queue.
+    assert benchmark(dataclasses.replace(queued, limit=2), str)[0]["n"] == 4
+    assert len(recorded(queued)) > before
+
+
+def test_a_sample_is_seeded(settings):
+    options = dict(limit=2, drafters=("lookup",), block_sizes=(2,))
+    picked = []
+    for seed in (None, 1, 2):
+        own = dataclasses.replace(settings, seed=seed, out=settings.out / str(seed), **options)
+        benchmark(own, str)
+        picked.append(tuple(sorted({r["key"][1] for r in recorded(own) if len(r["key"]) > 3})))
+    assert picked[0] == (0, 1) and len(set(picked)) > 1
+    assert all(len(two) == 2 and max(two) < 3 for two in picked), "the fourth is too long"
+
+
+def test_a_block_of_one_is_plain_decoding(settings):
+    """The same program, tokens and rounds: 1.00 but for noise."""
+    [row] = benchmark(dataclasses.replace(settings, block_sizes=(1,), parts=True), str)
+    assert (row["mat"], row["tau"], row["histogram"], row["draft_ms"]) == (1, 1, [7 * 3], 0)
+    _, decoder = load_decoder(settings.target, settings.drafters[0], dtype="float32")
+    one, plain = decoder.resize(1), decoder.plain(1)
+    texts = []
+    for side in (one, plain):
+        side.generate([[1, 2, 3]], 4)
+        loops = [program for key, program in side.programs.items() if key[0] == "loop"]
+        texts += [loop.as_text() for loop in loops]
+    assert len(texts) == 2 and texts[0].split("\n")[1:] == texts[1].split("\n")[1:]
 
 
 def test_records_of_another_setup_are_kept_but_not_seen(tmp_path):
@@ -98,7 +200,19 @@ def test_bf16_is_identical_through_the_same_program(settings):
     for row in benchmark(dataclasses.replace(settings, **options), str):
         assert row["identical_same_program"] == row["n"] == 2
         assert row["identical"] + round(row["divergence_rate"] * row["n"]) == row["n"]
-        assert row["plain_rows"] in (1, 2)
+        assert row["plain_rows"] in (1, 2) and row["same_program_cost"] > 0
+
+
+def test_bf16_is_identical_to_plain_decoding_of_its_shape(settings):
+    """A mode of plain decoding, not a check: no draft is computed."""
+    alike = dict(dtype="bfloat16", plain_rows=4, block_sizes=(4,), limit=2)
+    [row] = benchmark(dataclasses.replace(settings, **alike), str)
+    assert row["identical"] == row["n"] == 2 and row["plain_rows"] == 4
+    _, decoder = load_decoder(settings.target, settings.drafters[0])
+    assert (decoder.plain_like().block_size, decoder.plain_like().drafter) == (4, None)
+    _, several = load_decoder(settings.target, settings.drafters[0], smaller=(2,), min_confidence=0.5)
+    with pytest.raises(UserError, match=r"\(2, 4\) have no one shape"):
+        several.plain_like()
 
 
 def test_drafters_compete_beside_one_baseline_and_may_come_later(settings):
@@ -134,5 +248,13 @@ def test_wrong_inputs_are_named(settings, tmp_path):
     bad.write_text('{"prompt": "x"}\n')
     with pytest.raises(UserError, match="turns"):
         benchmark(dataclasses.replace(settings, prompts=(bad,)), str)
+    with pytest.raises(UserError, match="concurrency 0"):
+        benchmark(dataclasses.replace(settings, concurrency=0), str)
+    with pytest.raises(UserError, match="no prompt fits in 3 tokens"):
+        benchmark(dataclasses.replace(settings, max_prompt_tokens=3), str)
+    assert not settings.out.exists()
     with pytest.raises(UserError, match=r"rows\.json"):
+        report([tmp_path], tmp_path / "no")
+    (tmp_path / "rows.json").write_text('{"machine": {}, "rows": [{"mat": 1}]}')
+    with pytest.raises(UserError, match="older"):
         report([tmp_path], tmp_path / "no")

@@ -7,17 +7,21 @@ import pytest
 from dscout_jax.errors import UserError
 from infer.compare import compare, failures, load_cells, table
 
+ABOUT = {"dtype": "float32", "temperature": 0.0, "concurrency": 1}
 
-def write(folder, accepted, seconds, setup="s", prompt_tokens=7, drafter="mine"):
+
+def write(folder, accepted, seconds, setup="s", prompt="p", drafter="mine", turn=0, **about):
     """Records of one dataset at B = 4; plain decoding takes 1 s a token."""
     folder.mkdir(exist_ok=True)
     with open(folder / "records.jsonl", "a") as file:
+        head = {"setup": setup, "key": ["setup"], "about": ABOUT | about}
+        file.write(json.dumps(head) + "\n")
         for i, (a, s) in enumerate(zip(accepted, seconds, strict=True)):
             tokens = list(range(sum(a) + len(a) + 1))
-            shared = {"setup": setup, "tokens": tokens, "prompt_tokens": prompt_tokens + i}
-            plain = {"key": ["maths", i, "plain"], "accepted": [], "decode_seconds": len(tokens) - 1.0}
+            shared = {"setup": setup, "tokens": tokens, "prompt": f"{prompt}{i}"}
+            plain = {"key": ["maths", i, turn, "plain"], "accepted": [], "decode_seconds": len(tokens) - 1.0}
             spec = {
-                "key": ["maths", i, "speculative", f"{drafter}@{setup}", 4],
+                "key": ["maths", i, turn, "speculative", f"{drafter}@{setup}", 4],
                 "accepted": a,
                 "decode_seconds": s,
             }
@@ -44,12 +48,33 @@ def test_ratios_are_of_totals_and_pair_the_prompts(tmp_path):
 def test_only_the_last_setup_counts(tmp_path):
     folder = write(tmp_path / "a", [[3]], [1.0], setup="old")
     write(folder, [[0]], [1.0], setup="new")
-    assert load_cells(folder)["maths", "mine", 4][0]["accepted"] == [0]
+    about, cells = load_cells(folder)
+    assert about == ABOUT and cells["maths", "mine", 4][0][0]["accepted"] == [0]
+
+
+def test_later_turns_count_while_both_were_asked_the_same(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder, second in ((a, "q"), (b, "another answer before it")):
+        write(folder, [[3], [1]], [1.0, 1.0], prompt="p")
+        write(folder, [[3], [3]], [1.0, 1.0], prompt=second, turn=1)
+    (row,) = compare(a, a)
+    assert row["n"] == 4 and row["mat"]["first"] == pytest.approx(14 / 4)
+    (row,) = compare(a, b)
+    assert row["n"] == 2 and row["mat"]["first"] == pytest.approx(6 / 2)
+
+
+def test_unlike_settings_are_named_and_unlike_queues_refused(tmp_path):
+    a = write(tmp_path / "a", [[0]], [1.0])
+    (row,) = compare(a, write(tmp_path / "b", [[0]], [1.0], temperature=0.7))
+    assert row["differs"] == {"temperature": [0.0, 0.7]}
+    assert "Not alike: temperature 0.0 -> 0.7." in table([row])
+    with pytest.raises(UserError, match="concurrency 1 and 4"):
+        compare(a, write(tmp_path / "c", [[0]], [1.0], concurrency=4))
 
 
 def test_what_cannot_be_compared_is_named(tmp_path):
     a = write(tmp_path / "a", [[0]], [1.0])
-    other = write(tmp_path / "b", [[0]], [1.0], prompt_tokens=9)
+    other = write(tmp_path / "b", [[0]], [1.0], prompt="q")
     with pytest.raises(UserError, match="prompt 0 of 'maths' is another"):
         compare(a, other)
     with pytest.raises(UserError, match="none holds no records"):
@@ -71,6 +96,8 @@ def test_the_gate_names_what_fails(tmp_path):
             "dataset": d,
             "drafter": "mine",
             "dtype": "float32",
+            "temperature": 0.0,
+            "concurrency": 1,
             "block_size": b,
             "n": 5,
             "speedup": s,
@@ -91,6 +118,15 @@ def test_the_gate_names_what_fails(tmp_path):
     path.write_text(json.dumps({"rows": rows}))
     (odd,) = failures(path, identical=True)
     assert odd == "mine on maths in float32 at B=8: 3 of 5 answers identical"
+    # Each temperature and concurrency answers for itself.
+    hot = rows[0] | {"temperature": 0.7, "speedup": 0.9}
+    queued = rows[0] | {"concurrency": 4, "speedup": 0.8}
+    path.write_text(json.dumps({"rows": [*rows, hot, queued]}))
+    reasons = failures(path, min_speedup=1.0)
+    assert [reason.split(" at B")[0] for reason in reasons] == [
+        "mine on maths in float32, temperature 0.7",
+        "mine on maths in float32, concurrency 4",
+    ]
     path.write_text('{"rows": []}')
     assert failures(path, identical=True) == ["it holds no rows"]
     for text in ("x", "[]", '{"rows": [{"dtype": 1}]}'):

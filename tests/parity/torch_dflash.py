@@ -22,9 +22,9 @@ def rotary(positions: torch.Tensor, dim: int, theta: float) -> tuple[torch.Tenso
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [heads, T, dim] turned by the angles."""
+    """x [heads, T, dim] turned by the angles, in the type it came in."""
     half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+    return (x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
