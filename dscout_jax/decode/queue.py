@@ -1,8 +1,9 @@
 """Continuous batching: a fixed number of slots, each refilled from a queue as soon as its answer ends."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 
 from dscout_jax.decode.api import Decoder
@@ -12,13 +13,20 @@ from dscout_jax.decode.loop import insert, make_loop
 from dscout_jax.errors import UserError
 
 
-def serve(decoder: Decoder, requests: Sequence[Request], slots: int) -> Iterator[tuple[int, Generation]]:
+def serve(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    slots: int,
+    clock: Callable[[float], object] | None = None,
+) -> Iterator[tuple[int, Generation]]:
     """Yields (index of the request, answer) as answers end; at most `slots` are decoded at a time.
 
     A new prompt is prefilled by itself into the place of the row that ended; the others stay as they are.
     Caches are sized once, for the longest request. In fp32 each answer is what its request gets alone.
     `decode_seconds` of an answer is the time from its first token to its last, prefills of others included.
 
+    Args:
+        clock: is told the seconds of each stretch of rounds; together they are decoding without prefills.
     Raises:
         UserError: no slot, or a request that cannot be answered; before anything runs.
     """
@@ -26,10 +34,10 @@ def serve(decoder: Decoder, requests: Sequence[Request], slots: int) -> Iterator
         raise UserError(f"slots {slots} must be at least 1")
     if not requests:
         return iter(())
-    return _serve(decoder, requests, min(slots, len(requests)), decoder.shape(requests))
+    return _serve(decoder, requests, min(slots, len(requests)), decoder.shape(requests), clock)
 
 
-def _serve(decoder, requests, slots, shape) -> Iterator[tuple[int, Generation]]:
+def _serve(decoder, requests, slots, shape, clock) -> Iterator[tuple[int, Generation]]:
     state, seconds = decoder.prefill(requests[:slots], shape=shape)
     waiting = iter(range(slots, len(requests)))
     # Every program is compiled before the clock of any answer starts.
@@ -43,7 +51,11 @@ def _serve(decoder, requests, slots, shape) -> Iterator[tuple[int, Generation]]:
         host, now = to_host(state), time.perf_counter()
         ended = [slot for slot in owners if not host.live[slot]]
         if not ended:
+            started = time.perf_counter()
             state = advance(decoder.weights, state)
+            if clock:
+                jax.block_until_ready(state.lengths)
+                clock(time.perf_counter() - started)
         for slot in ended:
             index, seconds, begun = owners.pop(slot)
             if (follower := next(waiting, None)) is not None:
