@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dscout_jax import ops
@@ -17,6 +16,8 @@ from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget, load_provenance
 from dscout_jax.interop.jsonl import read_jsonl
 from dscout_jax.models import Target, target_head
+from infer.apply import PolicyUse
+from infer.fingerprint import fingerprint
 from infer.load import LOOKUP, encode_prompt, load_decoder
 from infer.machine import describe
 from infer.records import Records
@@ -33,6 +34,7 @@ class BenchmarkSettings:
     drafters: folders, "lookup", or a folder and "+lookup" (see `load_decoder`), all measured beside the one
         plain baseline. A folder's last part names it.
     block_sizes: sizes to measure; empty: each drafter's own.
+    policy: in place of block sizes (see `infer.apply`).
     smaller, min_confidence: sizes that a round may be cut to when its drafts are too unsure (see Decoder).
     limit: prompts of each file, from its start; None: all.
     max_prompt_tokens: longer prompts are left out, and counted.
@@ -47,6 +49,7 @@ class BenchmarkSettings:
     target: str = "smollm2-135m"
     dtype: str = "bfloat16"
     block_sizes: tuple[int, ...] = ()
+    policy: PolicyUse | None = None
     smaller: tuple[int, ...] = ()
     min_confidence: float = 0.0
     max_new_tokens: int = 128
@@ -127,6 +130,11 @@ def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, D
             loaded, drafter, dtype=settings.dtype, cache_dir=settings.cache_dir, **options
         )
         made_of = [fingerprint(full.weights.drafter), len(full.draft_ids or ()), options]
+        if settings.policy:
+            decoder, size = settings.policy.follow(loaded, full, drafter, settings.dtype)
+            made_of.append([settings.policy.adapt, settings.policy.explore, size])
+            decoders[f"{_name(drafter)}@{_digest(made_of)}", size] = decoder
+            continue
         name = f"{_name(drafter)}@{_digest(made_of)}"
         for size in settings.block_sizes or (full.block_size,):
             decoders[name, size] = full if size == full.block_size else full.resize(size)
@@ -305,16 +313,6 @@ def make_gap(target: Target, bucket: int = 256) -> Callable[[Any, Sequence[int]]
         return float(first - second)
 
     return gap
-
-
-def fingerprint(params: Any) -> str:
-    """Of a drafter's weights: the sums of every tensor, in fp32."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        leaf = jnp.asarray(leaf, jnp.float32)
-        figures = np.asarray(jnp.stack([leaf.sum(), jnp.abs(leaf).sum(), jnp.square(leaf).sum()]))
-        digest.update(f"{jax.tree_util.keystr(path)}{leaf.shape}".encode() + figures.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def first_turns(path: Path) -> list[str]:

@@ -80,6 +80,7 @@ def measure(
     prompt_tokens: int = 100,
     calls: int = 16,
     repeats: int = 5,
+    parts: bool = True,
     log: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Milliseconds of the AR step, and for every block size of draft, verify and the whole round.
@@ -87,6 +88,7 @@ def measure(
     Args:
         decoder: one that drafts; its own block size does not matter.
         prompt_tokens: of the made-up prompts; a step's cost hangs on the cache's capacity, not on this.
+        parts: also of the bare forward, of draft and of verify; each is a program more to compile.
     Returns:
         {"ar_ms", "plain_ms", "plain_rows", "plain_over_ar", "blocks": [{"block_size", "draft_ms",
         "verify_ms", "round_ms", "other_ms", "round_over_parts", "verify_over_plain"}, ...]}; `plain_ms` and
@@ -107,17 +109,20 @@ def measure(
     timers: dict[tuple, Callable[[], float]] = {}
     for rows in (1, 2):
         plain = decoder.plain(rows)
-        state, _ = plain.prefill(plain.requests(prompts, budget))
-        step = forward_step(decoder.target, rows)
-        timers["ar", rows] = timer(step, plain.weights, state, calls)
+        if parts:
+            state, _ = plain.prefill(plain.requests(prompts, budget))
+            step = forward_step(decoder.target, rows)
+            timers["ar", rows] = timer(step, plain.weights, state, calls)
         timers["plain", rows] = whole(plain)
         log(f"compiled plain decoding with {rows} row(s)")
     for size in block_sizes:
         sized = decoder.resize(size)
-        state, _ = sized.prefill(sized.requests(prompts, budget))
-        taps = sized.drafter.config.target_layer_ids if sized.drafter else ()
-        timers["draft", size] = timer(draft_step(sized), sized.weights, state, calls)
-        timers["verify", size] = timer(forward_step(sized.target, size, taps), sized.weights, state, calls)
+        if parts:
+            state, _ = sized.prefill(sized.requests(prompts, budget))
+            taps = sized.drafter.config.target_layer_ids if sized.drafter else ()
+            timers["draft", size] = timer(draft_step(sized), sized.weights, state, calls)
+            verify = forward_step(sized.target, size, taps)
+            timers["verify", size] = timer(verify, sized.weights, state, calls)
         timers["round", size] = whole(sized)
         log(f"compiled block size {size}")
     # Taking turns spreads a slow spell of the machine over all of them.
@@ -127,21 +132,24 @@ def measure(
             samples[key].append(timed())
     ms = {key: statistics.median(values) for key, values in samples.items()}
     rows = min((1, 2), key=lambda r: ms["plain", r])
+    bare = {"ar_ms": ms["ar", rows], "plain_over_ar": ms["plain", rows] / ms["ar", rows]} if parts else {}
     return {
         "batch": batch,
-        "ar_ms": ms["ar", rows],
         "plain_ms": ms["plain", rows],
         "plain_rows": rows,
         "plain_ms_by_rows": {r: ms["plain", r] for r in (1, 2)},
-        "plain_over_ar": ms["plain", rows] / ms["ar", rows],
-        "blocks": [_block(ms, size, ms["plain", rows]) for size in block_sizes],
+        **bare,
+        "blocks": [_block(ms, size, ms["plain", rows], parts) for size in block_sizes],
         "repeats": repeats,
         "spread": {f"{name}_{size}": [min(v), max(v)] for (name, size), v in samples.items()},
     }
 
 
-def _block(ms: dict[tuple, float], size: int, plain_ms: float) -> dict[str, Any]:
-    draft, verify, whole = ms["draft", size], ms["verify", size], ms["round", size]
+def _block(ms: dict[tuple, float], size: int, plain_ms: float, parts: bool) -> dict[str, Any]:
+    whole = ms["round", size]
+    if not parts:
+        return {"block_size": size, "round_ms": whole, "break_even_mat": whole / plain_ms}
+    draft, verify = ms["draft", size], ms["verify", size]
     return {
         "block_size": size,
         "draft_ms": draft,
