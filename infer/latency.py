@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax import ops
-from dscout_jax.decode import Decoder, DecodeState, Weights
+from dscout_jax.decode import Decoder, DecodeState, Weights, serve
 from dscout_jax.models import Target, target_head
 from infer.load import load_decoder
 from infer.machine import describe
@@ -92,16 +92,19 @@ def measure(
     Returns:
         {"ar_ms", "plain_ms", "plain_rows", "plain_over_ar", "blocks": [{"block_size", "draft_ms",
         "verify_ms", "round_ms", "other_ms", "round_over_parts", "verify_over_plain"}, ...]}; `plain_ms` and
-        `round_ms` come from `Decoder.generate` itself, so the loop's own work is in them.
+        `round_ms` come from decoding itself (`serve`, one slot a prompt), so the loop's own work is in them.
     """
     vocab = decoder.target.config.vocab_size
     prompts = [[(7 * i + row) % (vocab - 1) for i in range(prompt_tokens)] for row in range(batch)]
     budget = calls + 1
 
     def whole(d: Decoder) -> Callable[[], float]:
+        requests = d.requests(prompts, budget, [[]] * batch)
+
         def timed() -> float:
-            generations = d.generate(prompts, budget, stop_ids=[[]] * batch)
-            return generations[0].decode_seconds * 1e3 / max(g.rounds for g in generations)
+            stretches: list[float] = []
+            answers = dict(serve(d, requests, batch, stretches.append))
+            return sum(stretches) * 1e3 / max(answer.rounds for answer in answers.values())
 
         timed()
         return timed

@@ -108,9 +108,10 @@ def prepare(settings: TuneSettings, target: LoadedTarget | None = None) -> Groun
         places = in_turns({name: len(own) for name, own in prompts.items()}, settings.mixture)
         source[MIXTURE] = [name for name, _ in places]
         prompts[MIXTURE] = [prompts[name][i] for name, i in places]
-    longest = round_up(max(len(p) for own in prompts.values() for p in own), _PROMPT_BUCKET)
-    need = longest + settings.max_new_tokens + decoder.block_size
-    buckets = {"bucket": longest, "capacity_bucket": round_up(need, _CAPACITY_BUCKET)}
+    longest = max(len(p) for own in prompts.values() for p in own)
+    slots = round_up(longest, _PROMPT_BUCKET)
+    need = max(slots, longest + settings.max_new_tokens + decoder.block_size)
+    buckets = {"bucket": slots, "capacity_bucket": round_up(need, _CAPACITY_BUCKET)}
     decoder = decoder.resize(decoder.block_size, **buckets)
     about = {
         **identity(loaded, decoder, settings.drafter, settings.dtype),
