@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from dscout_jax.cli import main, search
@@ -18,6 +19,15 @@ config = TrainSettings(
     target_layer_ids=(1,), seq_len=128, batch=8, num_anchors=4, steps=9, heldout=2,
 )
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_once(tmp_path_factory):
+    """Drafters of one shape are measured by the same programs."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,8 @@ def test_depths_are_trained_once_each_and_the_reason_is_said(root, options, monk
 
 
 def test_taps_by_both_fusions(root, options):
-    document = tune_taps(Search(**options, out=root / "taps"), (1,), ("fc", "softmax"), lambda line: None)
+    quiet = Search(**options, out=root / "taps")
+    document = tune_taps(quiet, (1,), ("fc", "softmax"), lambda line: None)
     assert [row["taps"] for row in document["rows"]] == ["1 fc", "1 softmax"]
     assert document["best"] in ("1 fc", "1 softmax") and "all measured" in document["reason"]
 
