@@ -137,15 +137,19 @@ def _heat(plt: Any, policy: Policy) -> Any:
     for axis, name in zip(axes, policy.workloads, strict=True):
         sizes = policy.sizes(name)
         speeds = np.array([[policy.tokens_per_s(name, c, b) for b in sizes] for c in concurrencies])
-        axis.imshow(speeds / speeds[:, :1], cmap="viridis", aspect="auto")
+        axis.imshow(speeds / speeds[:, :1], cmap="Greens", alpha=0.7, aspect="auto")
         for i, c in enumerate(concurrencies):
             for j, b in enumerate(sizes):
                 chosen = policy.best(name, c) == b
                 box = {"edgecolor": "red", "facecolor": "none", "pad": 3} if chosen else None
-                axis.text(j, i, f"{speeds[i, j]:.0f}", ha="center", va="center", color="white", bbox=box)
+                axis.text(j, i, f"{speeds[i, j]:.0f}", ha="center", va="center", bbox=box)
         axis.set_xticks(range(len(sizes)), sizes)
         axis.set_yticks(range(len(concurrencies)), concurrencies)
-        axis.set(xlabel="block size B", ylabel="concurrency C", title=f"{name}: tokens/s (colour: over B=1)")
+        axis.set(
+            xlabel="block size B",
+            ylabel="concurrency C",
+            title=f"{name}: tokens/s\n(colour: over B = 1; framed: chosen)",
+        )
     return figure
 
 

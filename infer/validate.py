@@ -101,6 +101,10 @@ class _Cells:
                 sizes = policy.few_sizes(concurrency)
                 rule = knowing(policy, sizes, concurrency)
                 self._decoders[at] = several(policy, full, sizes, rule, concurrency)
+            # A program's first run is a slow one; one request more than slots takes a slot over.
+            [prompt, *_] = next(iter(self.ground.prompts.values()))
+            short = self._decoders[at].requests([prompt] * (concurrency + 1), 2)
+            list(serve(self._decoders[at], short, concurrency))
         return self._decoders[at]
 
 
