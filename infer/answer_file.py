@@ -42,7 +42,7 @@ def answer_file(
             raise UserError(f'{prompts}: row {number} lacks "turns": ["text", ...]')
     if slots < 1:
         raise UserError(f"slots {slots} must be at least 1")
-    loaded, decoder = load(settings)
+    loaded, decoder = load(settings, slots)
     if rows:
         decoder.shape([_request(loaded, settings, row["turns"][0], []) for row in rows])
     done: dict[int, dict[str, Any]] = {}

@@ -13,6 +13,7 @@ import jax
 from dscout_jax.decode import Decoder, Sampling
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget, load_provenance
+from infer.apply import PolicyUse
 from infer.contest import Contest, Contestant, Terms, called
 from infer.fingerprint import fingerprint
 from infer.load import LOOKUP, encode_prompt, load_decoder
@@ -36,6 +37,7 @@ class BenchmarkSettings:
     drafters: folders, "lookup", or a folder and "+lookup" (see `load_decoder`), all measured beside the one
         plain baseline. A folder's last part names it.
     block_sizes: sizes to measure; empty: each drafter's own.
+    policy: in place of block sizes (see `infer.apply`).
     smaller, min_confidence: sizes that a round may be cut to when its drafts are too unsure (see Decoder).
     limit: conversations of each dataset, the first that fit; None: all.
     seed: takes them at random instead, the same ones each time, and seeds the draws of a temperature.
@@ -56,6 +58,7 @@ class BenchmarkSettings:
     target: str = "smollm2-135m"
     dtype: str = "bfloat16"
     block_sizes: tuple[int, ...] = ()
+    policy: PolicyUse | None = None
     smaller: tuple[int, ...] = ()
     min_confidence: float = 0.0
     max_new_tokens: int = 128
@@ -257,6 +260,13 @@ def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, D
             **options,
         )
         made_of = [fingerprint(full.weights.drafter), len(full.draft_ids or ()), options]
+        if settings.policy:
+            decoder, size = settings.policy.follow(
+                loaded, full, drafter, settings.dtype, settings.concurrency
+            )
+            made_of.append([settings.policy.adapt, settings.policy.explore, size])
+            decoders[f"{_name(drafter)}@{_digest(made_of)}", size] = decoder
+            continue
         name = f"{_name(drafter)}@{_digest(made_of)}"
         for size in settings.block_sizes or (full.block_size,):
             decoders[name, size] = full if size == full.block_size else full.resize(size)

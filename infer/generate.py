@@ -9,7 +9,9 @@ from pathlib import Path
 import jax
 
 from dscout_jax.decode import Decoder, Sampling, seed_of
+from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
+from infer.apply import PolicyUse
 from infer.load import encode_prompt, load_decoder
 
 
@@ -18,6 +20,7 @@ class GenerateSettings:
     """How prompts are answered.
 
     drafter: a folder, or "lookup" for prompt lookup; None decodes plainly.
+    policy: in place of a block size (see `infer.apply`).
     sampling: its seed is a job's: each row's own follows from it and the prompt.
     sample_drafts: see Decoder.
     """
@@ -27,6 +30,7 @@ class GenerateSettings:
     dtype: str = "float32"
     max_new_tokens: int = 128
     block_size: int | None = None
+    policy: PolicyUse | None = None
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     sample_drafts: bool = False
     thinking: bool | None = None
@@ -84,13 +88,22 @@ def answer(
     return Summary(sum(counts), len(counts) - 1, ended - begun)
 
 
-def load(settings: GenerateSettings) -> tuple[LoadedTarget, Decoder]:
-    """The decoder of these settings, in its faster form where none is asked for."""
+def load(settings: GenerateSettings, concurrency: int = 1) -> tuple[LoadedTarget, Decoder]:
+    """The decoder of these settings, in its faster form where none is asked for.
+
+    concurrency: rows decoded together, which a policy goes by.
+    Raises:
+        UserError: a policy without a drafter or beside a block size, or what `PolicyUse.follow` refuses.
+    """
     block_size = settings.block_size
+    if settings.policy:
+        if settings.drafter is None or block_size is not None:
+            raise UserError("a policy chooses a drafter's block size: give --drafter, and no --block-size")
+        settings.policy.load(concurrency)
     plain = settings.drafter is None and block_size is None
     if plain and settings.dtype == "bfloat16" and jax.default_backend() == "cpu":
         block_size = 2  # XLA:CPU's bf16 product of one row is the slower one
-    return load_decoder(
+    loaded, decoder = load_decoder(
         settings.target,
         settings.drafter,
         dtype=settings.dtype,
@@ -98,6 +111,9 @@ def load(settings: GenerateSettings) -> tuple[LoadedTarget, Decoder]:
         cache_dir=settings.cache_dir,
         sample_drafts=settings.sample_drafts,
     )
+    if settings.policy:
+        decoder, _ = settings.policy.follow(loaded, decoder, settings.drafter, settings.dtype, concurrency)
+    return loaded, decoder
 
 
 def generate(prompt: str, settings: GenerateSettings) -> Summary:

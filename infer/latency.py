@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax import ops
-from dscout_jax.decode import Decoder, DecodeState, Weights
+from dscout_jax.decode import Decoder, DecodeState, Weights, serve
 from dscout_jax.models import Target, target_head
 from infer.load import load_decoder
 from infer.machine import describe
@@ -79,11 +79,13 @@ def made_up(decoder: Decoder, batch: int, tokens: int) -> list[list[int]]:
 
 
 def whole(decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int) -> Callable[[], float]:
-    """A timer of `Decoder.generate` itself, in milliseconds a round; the loop's own work is in it."""
+    """A timer of decoding itself (`serve`, a slot a prompt), in milliseconds a round, its work included."""
+    requests = decoder.requests(prompts, calls + 1, [[]] * len(prompts))
 
     def timed() -> float:
-        generations = decoder.generate(prompts, calls + 1, stop_ids=[[]] * len(prompts))
-        return generations[0].decode_seconds * 1e3 / max(g.rounds for g in generations)
+        stretches: list[float] = []
+        answers = dict(serve(decoder, requests, len(prompts), clock=stretches.append))
+        return sum(stretches) * 1e3 / max(answer.rounds for answer in answers.values())
 
     timed()
     return timed
@@ -122,6 +124,7 @@ def measure(
     prompt_tokens: int = 100,
     calls: int = 16,
     repeats: int = 5,
+    parts: bool = True,
     log: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Milliseconds of the AR step, and for every block size of draft, verify and the whole round.
@@ -129,42 +132,48 @@ def measure(
     Args:
         decoder: one that drafts; its own block size does not matter.
         prompt_tokens: of the made-up prompts; a step's cost hangs on the cache's capacity, not on this.
+        parts: also of the bare forward, of draft and of verify; each is a program more to compile.
     Returns:
         {"ar_ms", "plain_ms", "plain_rows", "plain_over_ar", "blocks": [{"block_size", "draft_ms",
         "verify_ms", "round_ms", "other_ms", "round_over_parts", "verify_over_plain"}, ...]}; `plain_ms` and
-        `round_ms` come from `Decoder.generate` itself, so the loop's own work is in them.
+        `round_ms` come from decoding itself (`serve`, one slot a prompt), so the loop's own work is in them.
     """
     prompts = made_up(decoder, batch, prompt_tokens)
     timers: dict[tuple, Callable[[], float]] = {}
     for rows in (1, 2):
         plain = decoder.plain(rows)
-        state, _ = plain.prefill(plain.requests(prompts, calls + 1))
-        step = forward_step(decoder.target, rows)
-        timers["ar", rows] = timer(step, plain.weights, state, calls)
+        if parts:
+            state, _ = plain.prefill(plain.requests(prompts, calls + 1))
+            step = forward_step(decoder.target, rows)
+            timers["ar", rows] = timer(step, plain.weights, state, calls)
         timers["plain", rows] = whole(plain, prompts, calls)
         log(f"compiled plain decoding with {rows} row(s)")
     for size in block_sizes:
-        parts = part_timers(decoder.resize(size), prompts, calls)
-        timers |= {(name, size): timed for name, timed in parts.items()}
+        sized = decoder.resize(size)
+        found = part_timers(sized, prompts, calls) if parts else {"round": whole(sized, prompts, calls)}
+        timers |= {(name, size): timed for name, timed in found.items()}
         log(f"compiled block size {size}")
     samples = take_turns(timers, repeats)
     ms = {key: statistics.median(values) for key, values in samples.items()}
     rows = min((1, 2), key=lambda r: ms["plain", r])
+    bare = {"ar_ms": ms["ar", rows], "plain_over_ar": ms["plain", rows] / ms["ar", rows]} if parts else {}
     return {
         "batch": batch,
-        "ar_ms": ms["ar", rows],
         "plain_ms": ms["plain", rows],
         "plain_rows": rows,
         "plain_ms_by_rows": {r: ms["plain", r] for r in (1, 2)},
-        "plain_over_ar": ms["plain", rows] / ms["ar", rows],
-        "blocks": [_block(ms, size, ms["plain", rows]) for size in block_sizes],
+        **bare,
+        "blocks": [_block(ms, size, ms["plain", rows], parts) for size in block_sizes],
         "repeats": repeats,
         "spread": {f"{name}_{size}": [min(v), max(v)] for (name, size), v in samples.items()},
     }
 
 
-def _block(ms: dict[tuple, float], size: int, plain_ms: float) -> dict[str, Any]:
-    draft, verify, rounds = ms.get(("draft", size), 0.0), ms["verify", size], ms["round", size]
+def _block(ms: dict[tuple, float], size: int, plain_ms: float, parts: bool) -> dict[str, Any]:
+    rounds = ms["round", size]
+    if not parts:
+        return {"block_size": size, "round_ms": rounds, "break_even_mat": rounds / plain_ms}
+    draft, verify = ms.get(("draft", size), 0.0), ms["verify", size]
     return {
         "block_size": size,
         "draft_ms": draft,

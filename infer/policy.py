@@ -50,6 +50,14 @@ class MatModel:
         survival = prefix_survival(accepted, block_size)
         return cls(tuple(survival), tuple(low.tolist()), tuple(high.tolist()), int(rounds.sum()))
 
+    @classmethod
+    def mean(cls, models: Sequence["MatModel"]) -> "MatModel":
+        """Of workloads in equal shares of the rounds, as far as all of them go."""
+        names = ("survival", "low", "high")
+        columns = (zip(*(getattr(m, name) for m in models), strict=False) for name in names)
+        means = (tuple(float(np.mean(values)) for values in column) for column in columns)
+        return cls(*means, sum(m.rounds for m in models))
+
     @property
     def block_size(self) -> int:
         """The largest size that it speaks of."""
@@ -113,32 +121,62 @@ class Policy:
     """What was measured of one drafter on one machine, and what follows from it.
 
     about: target and drafter fingerprints, dtype, machine. workloads: by name. latency: of this machine.
+    plain_rows: concurrency -> the faster form of plain decoding (see `Decoder.plain`), where measured.
     """
 
     about: Mapping[str, Any]
     workloads: Mapping[str, MatModel]
     latency: LatencyModel
+    plain_rows: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
-    def model(self, workload: str) -> MatModel:
-        """Raises UserError for a workload that was not measured."""
+    def plain_rows_at(self, concurrency: int) -> int:
+        """Of the nearest measured concurrency; 1 where none was."""
+        nearest = min(self.plain_rows, key=lambda c: abs(c - concurrency), default=None)
+        return 1 if nearest is None else self.plain_rows[nearest]
+
+    def model(self, workload: str | None) -> MatModel:
+        """None: all workloads in equal shares. Raises UserError for one that was not measured."""
+        if workload is None:
+            return MatModel.mean(list(self.workloads.values()))
         if workload not in self.workloads:
             raise UserError(f"workload {workload!r} is unknown; known: {', '.join(self.workloads)}")
         return self.workloads[workload]
 
-    def tokens_per_s(self, workload: str, concurrency: int, block_size: int) -> float:
+    def tokens_per_s(self, workload: str | None, concurrency: int, block_size: int) -> float:
         """Predicted, all rows together."""
         mat = self.model(workload).mat(block_size)
         return 1e3 * concurrency * mat / self.latency.ms(concurrency, block_size)
 
-    def best(self, workload: str, concurrency: int) -> int:
+    def best(self, workload: str | None, concurrency: int) -> int:
         """The measured block size with the highest predicted throughput; of equals the smaller."""
         return max(
             self.sizes(workload), key=lambda size: (self.tokens_per_s(workload, concurrency, size), -size)
         )
 
-    def sizes(self, workload: str) -> list[int]:
+    def sizes(self, workload: str | None) -> list[int]:
         """Block sizes to choose from."""
         return [b for b in self.latency.block_sizes if b <= self.model(workload).block_size]
+
+    def few_sizes(self, concurrency: int, most: int = 4) -> tuple[int, ...]:
+        """Sizes for a decoder that chooses as it learns: 1, each workload's best and the largest, ascending.
+
+        Each is one more draft and one more verification to compile; of more than `most` those are left out
+        that the workloads miss least.
+        """
+        best = [self.best(workload, concurrency) for workload in self.workloads]
+        sizes = {1, *best, max(self.sizes(None))}
+
+        def left(without: int) -> float:
+            def speed(workload: str, size: int) -> float:
+                return self.tokens_per_s(workload, concurrency, size)
+
+            rest = sizes - {without}
+            tops = zip(self.workloads, best, strict=True)
+            return sum(max(speed(w, b) for b in rest) / speed(w, top) for w, top in tops)
+
+        while len(sizes) > most:
+            sizes.remove(max(sorted(sizes - {1}), key=left))
+        return tuple(sorted(sizes))
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each workload, measured concurrency and block size; the best of a cell is `chosen`."""
@@ -171,6 +209,7 @@ class Policy:
             "about": dict(self.about),
             "workloads": {name: dataclasses.asdict(model) for name, model in self.workloads.items()},
             "latency": points,
+            "plain_rows": {str(c): rows for c, rows in self.plain_rows.items()},
             "table": self.table(),
         }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -193,7 +232,8 @@ def load_policy(path: str | Path) -> Policy:
             for name, model in document["workloads"].items()
         }
         points = {(p["concurrency"], p["block_size"]): p["ms"] for p in document["latency"]}
-        return Policy(document["about"], workloads, LatencyModel(points))
+        rows = {int(concurrency): count for concurrency, count in document["plain_rows"].items()}
+        return Policy(document["about"], workloads, LatencyModel(points), rows)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no policy file ({type(error).__name__}: {error})") from None
 

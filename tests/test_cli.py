@@ -36,6 +36,11 @@ def test_two_words_name_one_command(capsys):
         (["bench", "no/such.jsonl", "--drafter", "lookup"], "no/such.jsonl"),
         (["generate"], "--prompts"),
         (["generate", "hello", "--out", "answers.jsonl"], "--out"),
+        (["generate", "hello", "--adapt"], "--policy"),
+        (["generate", "hello", "--drafter", "d", "--policy", "no/such.json"], "no/such.json"),
+        (["bench", "q.jsonl", "--drafter", "d", "--policy", "p.json", "--block-sizes", "4"], "--block-sizes"),
+        (["bench", "q.jsonl", "--drafter", "d", "--policy", "no/such.json"], "no/such.json"),
+        (["tune", "report", "no/such"], "no/such"),
         (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
     ],
 )
@@ -63,8 +68,8 @@ def test_the_gate_exits_with_1_and_the_reason(tmp_path, capsys):
 def test_library_and_inference_import_without_the_training_packages():
     code = (
         "import sys, dscout_jax, dscout_jax.decode, dscout_jax.objective, dscout_jax.interop, infer.load, "
-        "infer.answer_file, infer.benchmark, infer.compare, infer.generate, infer.latency, infer.policy, "
-        "infer.report, infer.tune\n"
+        "infer.answer_file, infer.benchmark, infer.compare, infer.generate, infer.latency, infer.pictures, "
+        "infer.policy, infer.report, infer.tune, infer.validate\n"
         "bad = {'grain', 'tyro', 'torch', 'transformers', 'orbax', 'train'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

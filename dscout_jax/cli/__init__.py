@@ -6,9 +6,10 @@ from collections.abc import Callable
 import tyro
 
 from dscout_jax.cli.benchmarks import Bench, BenchCheck, BenchCompare, BenchLatency, Report
-from dscout_jax.cli.decoding import Generate, Tune
+from dscout_jax.cli.decoding import Generate
 from dscout_jax.cli.folders import Convert, Export, Import
 from dscout_jax.cli.training import Explain, Lab, LadderOf, Plan, Quickstart, Regenerate, Train
+from dscout_jax.cli.tuning import Tune, TuneDepth, TuneReport, TuneTaps
 from dscout_jax.errors import UserError
 
 COMMANDS: dict[str, type[Callable[[], None]]] = {
@@ -28,6 +29,9 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "bench-compare": BenchCompare,
     "bench-check": BenchCheck,
     "tune": Tune,
+    "tune-depth": TuneDepth,
+    "tune-taps": TuneTaps,
+    "tune-report": TuneReport,
     "report": Report,
 }
 

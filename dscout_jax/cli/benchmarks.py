@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dscout_jax.cli.common import Dtype, Word, decodable
+from dscout_jax.cli.common import Dtype, Word, decodable, policy_use
+from dscout_jax.errors import UserError
 
 
 @dataclasses.dataclass
@@ -22,6 +23,14 @@ class Bench:
     dtype: Dtype = "bfloat16"
     block_sizes: tuple[int, ...] = ()
     """Default: each drafter's own."""
+    policy: Path | None = None
+    """What `dscout tune` wrote: decodes at its block size, plainly where that is the fastest."""
+    workload: str | None = None
+    """With --policy: the workload to go by; default all of the policy's, in equal shares."""
+    adapt: bool = False
+    """With --policy: begin there, and choose each round's size by what the rounds accept."""
+    explore: float = 0.01
+    """With --adapt: share of the time that trying larger sizes may lose."""
     smaller: tuple[int, ...] = ()
     """Sizes that a round may be cut to when the drafter is unsure."""
     min_confidence: float = 0.0
@@ -60,7 +69,13 @@ class Bench:
         from infer.report import report
 
         drafters = tuple(str(decodable(Path(drafter))) for drafter in self.drafters)
-        benchmark(BenchmarkSettings(**dataclasses.asdict(self) | {"drafters": drafters}))
+        options = dataclasses.asdict(self) | {"drafters": drafters}
+        options["policy"] = policy_use(options)
+        if options["policy"] and self.block_sizes:
+            raise UserError("a policy chooses the block size: give --policy or --block-sizes")
+        if options["policy"]:
+            options["policy"].load(self.concurrency)
+        benchmark(BenchmarkSettings(**options))
         print(report([self.out], self.out / "report"))
 
 

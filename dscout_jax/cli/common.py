@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import tyro
 
+from dscout_jax.errors import UserError
+
 Dtype = Literal["float32", "bfloat16"]
 Word = tyro.conf.Positional
 
@@ -20,6 +22,22 @@ def decodable(drafter: Path | None) -> Path | None:
     from train import export
 
     return Path(str(drafter).replace(str(folder), str(export.decodable(folder)), 1))
+
+
+def policy_use(options: dict[str, Any]) -> Any:
+    """Takes the fields of a policy from a command's and makes a PolicyUse of them; None without a file.
+
+    Raises:
+        UserError: a field that needs a policy, without one.
+    """
+    from infer.apply import PolicyUse
+
+    file, workload, adapt, explore = (options.pop(k) for k in ("policy", "workload", "adapt", "explore"))
+    if file is None:
+        if workload is not None or adapt:
+            raise UserError("--workload and --adapt say how to use a policy; give --policy FILE")
+        return None
+    return PolicyUse(file, workload, adapt, explore)
 
 
 def dtype_of(name: str) -> Any:

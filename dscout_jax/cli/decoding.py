@@ -2,11 +2,8 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from dscout_jax.cli.common import Dtype, Word, decodable
+from dscout_jax.cli.common import Dtype, Word, decodable, policy_use
 from dscout_jax.errors import UserError
 
 
@@ -29,6 +26,14 @@ class Generate:
     max_new_tokens: int = 128
     block_size: int | None = None
     """Slots verified a round; default the drafter's own."""
+    policy: Path | None = None
+    """What `dscout tune` wrote: decodes at its block size, plainly where that is the fastest."""
+    workload: str | None = None
+    """With --policy: the workload to go by; default all of the policy's, in equal shares."""
+    adapt: bool = False
+    """With --policy: begin there, and choose each round's size by what the rounds accept."""
+    explore: float = 0.01
+    """With --adapt: share of the time that trying larger sizes may lose."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
@@ -51,6 +56,7 @@ class Generate:
         options = dataclasses.asdict(self) | {"drafter": decodable(self.drafter)}
         prompt, prompts, out, slots = (options.pop(k) for k in ("prompt", "prompts", "out", "slots"))
         sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
+        options["policy"] = policy_use(options)
         settings = GenerateSettings(sampling=sampling, **options)
         if (prompt is None) == (prompts is None):
             raise UserError("give either a prompt or --prompts FILE")
@@ -60,35 +66,3 @@ class Generate:
             generate(prompt, settings)
         else:
             answer_file(prompts, settings, slots=slots, out=out)
-
-
-@dataclasses.dataclass
-class Tune:
-    """Measures acceptance and latencies of a drafter and writes the policy, its choice of B; resumes."""
-
-    prompts: Word[tuple[Path, ...]]
-    """JSONL files of {"turns": [...]}, a workload each."""
-    drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
-    target: str = "smollm2-135m"
-    dtype: Dtype = "bfloat16"
-    block_sizes: tuple[int, ...] = ()
-    """Default: every size up to the drafter's own."""
-    concurrencies: tuple[int, ...] = (1, 2, 4, 8)
-    max_new_tokens: int = 128
-    limit: int = 64
-    """Prompts of each file."""
-    repeats: int = 3
-    thinking: bool | None = None
-    out: Path = Path("runs/tune")
-    """policy.json and records.jsonl."""
-    cache_dir: Path | None = None
-
-    def __call__(self) -> None:
-        from infer.policy import gain_over_fixed
-        from infer.tune import TuneSettings, table, tune
-
-        policy = tune(TuneSettings(**dataclasses.asdict(self) | {"drafter": decodable(self.drafter)}))
-        fixed, gain = gain_over_fixed(policy.table())
-        print(table(policy))
-        print(f"predicted gain over the best single block size, {fixed}: {gain:+.1%}")
-        print(f"policy: {self.out / 'policy.json'}")

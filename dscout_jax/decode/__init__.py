@@ -1,5 +1,6 @@
 """The jitted decoding loop: draft, verify, accept, commit."""
 
+from dscout_jax.decode.adapt import Adaptive
 from dscout_jax.decode.api import Decoder
 from dscout_jax.decode.batch import Request
 from dscout_jax.decode.draft import NO_TOKEN, Draft, block_draft, no_draft
@@ -9,18 +10,20 @@ from dscout_jax.decode.loop import extend_context, make_loop, make_round, prefil
 from dscout_jax.decode.policy import Policy, fixed, greedy
 from dscout_jax.decode.queue import serve
 from dscout_jax.decode.sampling import Proposals, Sampling, seed_of
-from dscout_jax.decode.state import Acceptance, DecodeState, Weights
+from dscout_jax.decode.state import Acceptance, DecodeState, Learnt, Weights
 from dscout_jax.decode.stats import mat, mat_interval, prefix_survival, tau
 from dscout_jax.decode.verify import Commit, accept
 
 __all__ = [
     "NO_TOKEN",
     "Acceptance",
+    "Adaptive",
     "Commit",
     "DecodeState",
     "Decoder",
     "Draft",
     "Generation",
+    "Learnt",
     "Policy",
     "Proposals",
     "Request",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from dscout_jax.decode.adapt import Adaptive
 from dscout_jax.decode.batch import Request, Shape, check, pad, round_up, shape_of
 from dscout_jax.decode.draft import Draft, block_draft, no_draft
 from dscout_jax.decode.generation import Generation, to_host
@@ -35,7 +36,9 @@ class Decoder:
         block_size: slots verified a round, the anchor included. Default: the drafter's own; 1 when plain.
             A plain decoder with block_size 2 runs every product with two rows, which some kernels prefer.
         smaller: further block sizes below `block_size` that a round may take.
-        policy: chooses a round's size among (*smaller, block_size) (see `decode.policy`).
+        policy: chooses a round's size among (*smaller, block_size) (see `decode.policy`, `decode.adapt`).
+        plain_rows: slots that a round computes at the least. With 1 among the sizes, 2 lets a round without
+            drafts run every product with two rows, as plain decoding with block_size 2 does.
         min_confidence: drafts whose running product of confidence falls below this are not sent; the round
             verifies at the smallest of its sizes that holds the rest. 0 sends all.
         draft: another source of proposals than the drafter: makes a Draft of a block size.
@@ -64,6 +67,7 @@ class Decoder:
         block_size: int | None = None,
         smaller: Sequence[int] = (),
         policy: Policy | None = None,
+        plain_rows: int = 1,
         min_confidence: float = 0.0,
         draft: Callable[[int], Draft] | None = None,
         draft_ids: Sequence[int] | None = None,
@@ -86,6 +90,11 @@ class Decoder:
             drafter.config.check_target(target.config)
         if not all(1 <= size < block_size for size in smaller):
             raise UserError(f"smaller block sizes {tuple(smaller)} must be from 1 to {block_size - 1}")
+        if not 1 <= plain_rows <= block_size:
+            raise UserError(f"plain_rows {plain_rows} must be from 1 to the block size {block_size}")
+        if isinstance(policy, Adaptive) and policy.sizes != (*sorted(set(smaller)), block_size):
+            sizes = (*sorted(set(smaller)), block_size)
+            raise UserError(f"the policy chooses among block sizes {policy.sizes}, the decoder has {sizes}")
         if not 0 <= min_confidence <= 1:
             raise UserError(f"min_confidence {min_confidence} must be from 0 (send all) to 1")
         if sample_drafts and (drafter is None or draft is not None):
@@ -95,6 +104,7 @@ class Decoder:
         self._options = dict(
             stop_ids=tuple(stop_ids),
             smaller=tuple(smaller),
+            plain_rows=plain_rows,
             min_confidence=min_confidence,
             draft=draft,
             draft_ids=draft_ids,
@@ -123,15 +133,18 @@ class Decoder:
         # A block of one slot has no drafts, and no drafter need run for it.
         self.draft_of = lambda size: draft(size) if size > 1 else no_draft(1)
         self.sizes = (*sorted(set(smaller)), block_size)
-        self._tracked = block_size - 1 if policy else 0
+        adaptive = isinstance(policy, Adaptive)
+        self._tracked = block_size - 1 if policy and not adaptive else 0
+        self._learnt = policy.start() if adaptive else None
         drafts = [(size, self.draft_of(size)) for size in self.sizes]
-        self.round = make_round(target, drafter, drafts, policy, min_confidence)
+        self.round = make_round(target, drafter, drafts, policy, min_confidence, plain_rows)
         self._programs: dict[tuple, Any] = {}
 
     def plain(self, rows: int = 1) -> "Decoder":
         """Plain decoding with the same target, every product run with `rows` rows a sequence."""
-        alone = dict(smaller=(), min_confidence=0.0, draft=None, draft_ids=None, sample_drafts=False)
-        return Decoder(self.target, self.weights.target, block_size=rows, **self._options | alone)
+        alone = dict(smaller=(), plain_rows=1, min_confidence=0.0, draft=None, draft_ids=None)
+        options = self._options | alone | {"sample_drafts": False}
+        return Decoder(self.target, self.weights.target, block_size=rows, **options)
 
     def plain_like(self) -> "Decoder":
         """Plain decoding in the shape of this decoder's verification: bf16 tokens equal speculation's.
@@ -147,11 +160,15 @@ class Decoder:
             raise UserError(f"rounds of sizes {self.sizes} have no one shape that plain decoding could take")
         return self.plain(self.block_size)
 
-    def resize(self, block_size: int) -> "Decoder":
-        """The same models and options at another block size, of the smaller ones those below, no policy."""
+    def resize(self, block_size: int, **options: Any) -> "Decoder":
+        """The same models and options at another block size, of the smaller ones those below, no policy.
+
+        options: of the Decoder, in place of its own.
+        """
         models = (self.target, self.weights.target, self.drafter, self.weights.drafter)
         smaller = [size for size in self._options["smaller"] if size < block_size]
-        return Decoder(*models, block_size=block_size, **self._options | {"smaller": smaller})
+        own = {"smaller": smaller, "plain_rows": min(self._options["plain_rows"], block_size)}
+        return Decoder(*models, block_size=block_size, **self._options | own | options)
 
     @property
     def compilations(self) -> int:
@@ -268,7 +285,7 @@ class Decoder:
             raise UserError(f"live_slots {slots} must be from 1 to the block size {self.block_size}")
         batch = pad(requests, max(len(requests), rows or 0), self.prompt_slots(requests), shape, slots)
         models = (self.target, self.drafter, shape.capacity, self._options["cache_dtype"])
-        run = partial(prefill, *models, self._options["prefill_chunk"], self._tracked)
+        run = partial(prefill, *models, self._options["prefill_chunk"], self._tracked, self._learnt)
         key = ("prefill", *batch.tokens.shape, shape.capacity, shape.stops)
         program = self._program(key, run, (), self.weights, batch)
         begun = time.perf_counter()

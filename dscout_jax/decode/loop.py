@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax import ops
+from dscout_jax.decode.adapt import Adaptive
 from dscout_jax.decode.draft import Draft
 from dscout_jax.decode.policy import Policy, observe
 from dscout_jax.decode.sampling import Proposals, choose
-from dscout_jax.decode.state import Acceptance, Batch, DecodeState, Weights
+from dscout_jax.decode.state import Acceptance, Batch, DecodeState, Learnt, Weights
 from dscout_jax.decode.verify import accept, is_stop
 from dscout_jax.models import Drafter, KVCache, Target, init_cache, target_head, write_cache
 
@@ -36,6 +37,7 @@ def prefill(
     cache_dtype: jnp.dtype,
     chunk: int,
     tracked: int,
+    learnt: Learnt | None,
     weights: Weights,
     batch: Batch,
 ) -> DecodeState:
@@ -44,6 +46,7 @@ def prefill(
     Args:
         chunk: positions read in one forward; longer batches [B, P] are read chunk by chunk, P a multiple.
         tracked: slots whose acceptance is counted for a policy; 0: none.
+        learnt: what an `Adaptive` policy begins with.
     """
     tokens_BxP, prompts_B = batch.tokens, batch.prompts
     B, P = tokens_BxP.shape
@@ -88,6 +91,7 @@ def prefill(
         target=cache,
         context=context,
         acceptance=Acceptance(*jnp.zeros((2, B, tracked))) if tracked else None,
+        learnt=learnt,
     )
 
 
@@ -97,6 +101,7 @@ def make_round(
     drafts: Sequence[tuple[int, Draft]],
     policy: Policy | None = None,
     min_confidence: float = 0.0,
+    plain_rows: int = 1,
 ) -> Round:
     """One round: draft, verify, accept, commit. Rows that are not live only keep their slot.
 
@@ -109,9 +114,11 @@ def make_round(
             and verifies at the smallest that holds what is sent; each is a branch of the one program.
         policy: chooses the size that drafts; None: the largest.
         min_confidence: drafts are sent while the running product of their confidence is at least this.
+        plain_rows: slots that a round computes at the least, sent or not.
     """
     sizes = [size for size, _ in drafts]
     W = sizes[-1]
+    widths = sorted({max(size, plain_rows) for size in sizes})
     taps = drafter.config.target_layer_ids if drafter else ()
 
     def propose(weights: Weights, state: DecodeState) -> tuple[Proposals, jax.Array | int]:
@@ -156,13 +163,13 @@ def make_round(
             slots_B = jnp.minimum(slots_B, 1 + sure_BxW1.sum(axis=1))
         caches = (state.target, state.context)
         state = state._replace(target=None, context=None)
-        if len(sizes) == 1:
+        if len(widths) == 1:
             choices_BxW, caches = verify(weights, state, proposals, W, caches)
         else:
             widest = jnp.where(live_B, slots_B, 1).max()
-            enough = jnp.searchsorted(jnp.asarray(sizes), widest).astype(jnp.int32)
+            enough = jnp.searchsorted(jnp.asarray(widths), widest).astype(jnp.int32)
             branches = [
-                lambda carry, size=size: verify(weights, state, proposals, size, carry[1]) for size in sizes
+                lambda carry, size=size: verify(weights, state, proposals, size, carry[1]) for size in widths
             ]
             nothing = jnp.zeros((len(live_B), W), jnp.int32)
             choices_BxW, caches = _switch_in_place(enough, branches, (nothing, caches))
@@ -175,6 +182,9 @@ def make_round(
         acceptance = state.acceptance
         if acceptance is not None:
             acceptance = observe(acceptance, slots_B - 1, commit.accepted, live_B)
+        learnt = state.learnt
+        if isinstance(policy, Adaptive):
+            learnt = policy.learn(learnt, slots_B - 1, commit.accepted, live_B)
         return state._replace(
             tokens=state.tokens.at[rows[:, None], after_BxW].set(choices_BxW, mode="drop"),
             lengths=state.lengths + commit.count,
@@ -184,6 +194,7 @@ def make_round(
             target=caches[0],
             context=caches[1],
             acceptance=acceptance,
+            learnt=learnt,
         )
 
     return round_fn
@@ -216,5 +227,9 @@ def make_loop(round_fn: Round, refill: bool = False) -> Round:
 
 
 def insert(row: DecodeState, state: DecodeState, slot: jax.Array) -> DecodeState:
-    """`state` with the one row of `row` in the place of its row `slot`; no other row changes."""
-    return jax.tree.map(lambda whole, one: whole.at[slot].set(one[0]), state, row)
+    """`state` with the one row of `row` in the place of its row `slot`; no other row changes.
+
+    What a policy has learnt of all rows stays.
+    """
+    rows = (state._replace(learnt=None), row._replace(learnt=None))
+    return jax.tree.map(lambda whole, one: whole.at[slot].set(one[0]), *rows)._replace(learnt=state.learnt)

@@ -1,8 +1,9 @@
 """Continuous batching: a fixed number of slots, each refilled from a queue as soon as its answer ends."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 
 from dscout_jax.decode.api import Decoder
@@ -13,7 +14,11 @@ from dscout_jax.errors import UserError
 
 
 def serve(
-    decoder: Decoder, requests: Sequence[Request], slots: int, live_slots: int | None = None
+    decoder: Decoder,
+    requests: Sequence[Request],
+    slots: int,
+    live_slots: int | None = None,
+    clock: Callable[[float], object] | None = None,
 ) -> Iterator[tuple[int, Generation]]:
     """Yields (index of the request, answer) as answers end; at most `slots` are decoded at a time.
 
@@ -24,6 +29,7 @@ def serve(
 
     Args:
         live_slots: as in `Decoder.generate`.
+        clock: is told the seconds of each stretch of rounds; together they are decoding without prefills.
     Raises:
         UserError: no slot, or a request that cannot be answered; before anything runs.
     """
@@ -31,11 +37,11 @@ def serve(
         raise UserError(f"slots {slots} must be at least 1")
     if not requests:
         return iter(())
-    shape = decoder.shape(requests)
-    return _serve(decoder, requests, min(slots, len(requests)), dict(shape=shape, live_slots=live_slots))
+    options = dict(shape=decoder.shape(requests), live_slots=live_slots)
+    return _serve(decoder, requests, min(slots, len(requests)), options, clock)
 
 
-def _serve(decoder, requests, slots, options) -> Iterator[tuple[int, Generation]]:
+def _serve(decoder, requests, slots, options, clock) -> Iterator[tuple[int, Generation]]:
     state, seconds = decoder.prefill(requests[:slots], **options)
     waiting = iter(range(slots, len(requests)))
     # Every program is compiled before the clock of any answer starts.
@@ -51,7 +57,11 @@ def _serve(decoder, requests, slots, options) -> Iterator[tuple[int, Generation]
         host, now = to_host(state), time.perf_counter()
         ended = [slot for slot in owners if not host.live[slot]]
         if not ended:
+            started = time.perf_counter()
             state = advance(decoder.weights, state)
+            if clock:
+                jax.block_until_ready(state.lengths)
+                clock(time.perf_counter() - started)
         for slot in ended:
             index, seconds, begun = owners.pop(slot)
             if (follower := next(waiting, None)) is not None:

@@ -50,6 +50,20 @@ class Acceptance(NamedTuple):
     hits: jax.Array
 
 
+class Learnt(NamedTuple):
+    """What an `Adaptive` policy goes by, of all rows together; it stays when a row is replaced.
+
+    tried: [W-1] fp32, fading count of the rows and rounds that sent a draft in the slot and accepted all
+        drafts before it.
+    hits: [W-1] fp32, those of them that accepted it too.
+    allowance: [] fp32, time that probes of a larger size may cost by now.
+    """
+
+    tried: jax.Array
+    hits: jax.Array
+    allowance: jax.Array
+
+
 class DecodeState(NamedTuple):
     """B rows, each at its own place. Positions are absolute; S is the capacity of a row.
 
@@ -70,7 +84,8 @@ class DecodeState(NamedTuple):
     committed: [B, S] int32, tokens that each of those rounds committed.
     target: the target's cache.
     context: the drafter's cache, context entries only; None in plain decoding.
-    acceptance: running counts for the policy; None where the block size is fixed.
+    acceptance: running counts for a policy; None where nothing reads them.
+    learnt: what an `Adaptive` policy goes by; None without one.
     """
 
     tokens: jax.Array
@@ -86,6 +101,7 @@ class DecodeState(NamedTuple):
     target: KVCache
     context: KVCache | None
     acceptance: Acceptance | None
+    learnt: Learnt | None = None
 
     @property
     def anchors(self) -> jax.Array:

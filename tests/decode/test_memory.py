@@ -5,9 +5,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from decoding_tools import ANSWER, CAPACITY, ROWS
+from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, ROWS
 
-from dscout_jax.decode import fixed, make_loop
+from dscout_jax.decode import Adaptive, fixed, make_loop
+
+LEARNS = Adaptive((1, 3, BLOCK_MAX), (1.0, 1.2, 1.4), (0.5, 0.4, 0.3, 0.2, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -16,9 +18,10 @@ from dscout_jax.decode import fixed, make_loop
         (1, {}),
         (ROWS, {}),
         (1, dict(smaller=(1, 2), policy=fixed(1), min_confidence=0.5)),
+        (1, dict(smaller=(1, 3), policy=LEARNS, plain_rows=2)),
         (1, dict(block_size=1)),
     ],
-    ids=["one row", "rows", "sizes", "plain"],
+    ids=["one row", "rows", "sizes", "learning", "plain"],
 )
 def test_the_compiled_loop_copies_no_cache(rows, options, build, drafter, drafter_params, prompts):
     decoder = build(drafter, drafter_params, **options)

@@ -83,3 +83,32 @@ def test_the_file_comes_back_and_others_are_refused(tmp_path):
         load_policy(tmp_path / "none.json")
     with pytest.raises(UserError, match="no rounds"):
         MatModel.fit([[]], 4)
+
+
+def test_all_workloads_count_alike():
+    made = policy()
+    easy, hard = made.workloads.values()
+    both = made.model(None)
+    assert both.mat(4) == pytest.approx((easy.mat(4) + hard.mat(4)) / 2)
+    assert both.rounds == easy.rounds + hard.rounds
+    quotient = {b: both.mat(b) / MS[1, b] for b in (1, 2, 4)}
+    assert made.best(None, 1) == max(quotient, key=quotient.get)
+
+
+def test_few_sizes_are_plain_each_best_and_the_largest():
+    survival = {"one": (0.9, 0.0, 0.0, 0.0), "two": (0.9, 0.9, 0.0, 0.0), "three": (0.9, 0.9, 0.9, 0.0)}
+    models = {name: MatModel(s, s, s, 9) for name, s in survival.items()}
+    points = {(1, b): 10.0 + b for b in (1, 2, 3, 4, 5)}
+    made = Policy({}, models, LatencyModel(points))
+    assert [made.best(name, 1) for name in models] == [2, 3, 4]
+    assert made.few_sizes(1, most=5) == (1, 2, 3, 4, 5)
+    # Nobody misses 5; without 3 its workload gets 13/14 of its best, without 2 another only 12/13.
+    assert made.few_sizes(1) == (1, 2, 3, 4)
+    assert made.few_sizes(1, most=3) == (1, 2, 4)
+    assert made.few_sizes(1, most=2) == (1, 4)
+
+
+def test_the_form_of_plain_decoding_is_kept(tmp_path):
+    made = Policy({}, policy().workloads, LatencyModel(MS), {1: 2, 8: 1})
+    assert load_policy(made.save(tmp_path / "policy.json")) == made
+    assert [made.plain_rows_at(c) for c in (1, 3, 6, 8)] == [2, 2, 1, 1] and policy().plain_rows_at(1) == 1

@@ -1,0 +1,145 @@
+"""Commands that choose a configuration: block sizes, depths, tapped layers."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from dscout_jax.cli.common import Dtype, Word, decodable
+
+
+@dataclasses.dataclass
+class Tune:
+    """Measures acceptance and latencies of a drafter and writes the policy, its choice of B; resumes."""
+
+    prompts: Word[tuple[Path, ...]]
+    """JSONL files of {"turns": [...]}, a workload each."""
+    drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
+    target: str = "smollm2-135m"
+    dtype: Dtype = "bfloat16"
+    mixture: int = 0
+    """Also a workload of all files, so many prompts of each in turn."""
+    block_sizes: tuple[int, ...] = ()
+    """Default: every size up to the drafter's own."""
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8)
+    max_new_tokens: int = 128
+    limit: int = 64
+    """Prompts of each file."""
+    max_prompt_tokens: int = 1024
+    """Longer prompts are left out. All rounds are timed with caches for the longest."""
+    repeats: int = 3
+    validate: bool = False
+    """Also decodes at the chosen sizes and their neighbours, and choosing round by round: predicted against
+    measured, in validation.json."""
+    explore: float = 0.01
+    """With --validate: share of the time that learning may lose by trying larger sizes."""
+    thinking: bool | None = None
+    out: Path = Path("runs/tune")
+    """policy.json, records.jsonl, figures and report.html."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from infer.pictures import pictures
+        from infer.policy import gain_over_fixed
+        from infer.tune import TuneSettings, prepare, table, tune
+        from infer.validate import say, validate
+
+        options = dataclasses.asdict(self) | {"drafter": decodable(self.drafter)}
+        checks, explore = options.pop("validate"), options.pop("explore")
+        ground = prepare(TuneSettings(**options))
+        policy = tune(ground)
+        fixed, gain = gain_over_fixed(policy.table())
+        print(table(policy))
+        print(f"predicted gain over the best single block size, {fixed}: {gain:+.1%}")
+        if checks:
+            print(say(validate(ground, policy, explore)))
+        pictures(self.out)
+        print(f"policy: {self.out / 'policy.json'}\nreport: {self.out / 'report.html'}")
+
+
+@dataclasses.dataclass
+class TuneReport:
+    """Draws all figures of a policy's folder anew, PNG and SVG, and one page that holds them."""
+
+    folder: Word[Path]
+    """What `dscout tune` wrote."""
+    search: Path | None = None
+    """What `dscout tune depth` or `dscout tune taps` wrote, to put in too."""
+
+    def __call__(self) -> None:
+        from infer.pictures import pictures
+
+        print("\n".join(map(str, pictures(self.folder, self.search))))
+
+
+@dataclasses.dataclass
+class TuneDepth:
+    """Searches the number of drafter layers with the highest throughput, training few of them; resumes."""
+
+    config: Word[Path]
+    """A training config; each depth is trained by it."""
+    prompts: tuple[Path, ...]
+    """JSONL files of {"turns": [...]} to decode, in equal shares."""
+    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    """To choose from, ascending."""
+    steps: int | None = None
+    """Of each training; default the config's."""
+    minutes: float | None = None
+    """Bound on each training."""
+    concurrency: int = 1
+    dtype: Dtype = "bfloat16"
+    """Of decoding."""
+    block_sizes: tuple[int, ...] = ()
+    """Default: every size up to the drafter's own; the best of them counts."""
+    max_new_tokens: int = 128
+    limit: int = 32
+    """Prompts of each file."""
+    repeats: int = 3
+    out: Path = Path("runs/depth")
+    """A run folder for each, search.json, .md, .png and .svg."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from dscout_jax.cli.search import Search, say, tune_depth
+
+        options = dataclasses.asdict(self)
+        depths = options.pop("depths")
+        say(tune_depth(Search(**options), depths))
+
+
+@dataclasses.dataclass
+class TuneTaps:
+    """Trains and measures drafters that are shown so many of the target's layers, by each fusion; resumes."""
+
+    config: Word[Path]
+    """A training config; each candidate is trained by it."""
+    prompts: tuple[Path, ...]
+    """JSONL files of {"turns": [...]} to decode, in equal shares."""
+    counts: tuple[int, ...] = (1, 3, 5)
+    """Numbers of tapped layers, spread evenly."""
+    fusions: tuple[Literal["fc", "softmax"], ...] = ("fc", "softmax")
+    """Dense, and a few weights a layer."""
+    steps: int | None = None
+    """Of each training; default the config's."""
+    minutes: float | None = None
+    """Bound on each training."""
+    concurrency: int = 1
+    dtype: Dtype = "bfloat16"
+    """Of decoding."""
+    block_sizes: tuple[int, ...] = ()
+    """Default: every size up to the drafter's own; the best of them counts."""
+    max_new_tokens: int = 128
+    limit: int = 32
+    """Prompts of each file."""
+    repeats: int = 3
+    out: Path = Path("runs/taps")
+    """A run folder for each, search.json, .md, .png and .svg."""
+    cache_dir: Path | None = None
+
+    def __call__(self) -> None:
+        from dscout_jax.cli.search import Search, say, tune_taps
+
+        options: dict[str, Any] = dataclasses.asdict(self)
+        counts, fusions = options.pop("counts"), options.pop("fusions")
+        say(tune_taps(Search(**options), counts, fusions))

@@ -1,0 +1,113 @@
+"""A decoder that follows a policy file: at one block size, or choosing among a few as it learns."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from dscout_jax.decode import Adaptive, Decoder
+from dscout_jax.errors import UserError
+from dscout_jax.interop import LoadedTarget
+from infer.fingerprint import fingerprint
+from infer.load import LOOKUP
+from infer.machine import describe
+from infer.policy import Policy, load_policy
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyUse:
+    """A policy file and what it is asked.
+
+    workload: whose acceptance to go by; None: all of the file's, in equal shares.
+    adapt: begins there and learns from the rounds themselves. explore: the share of the time that probes of
+        larger sizes may lose then.
+    """
+
+    file: Path
+    workload: str | None = None
+    adapt: bool = False
+    explore: float = 0.01
+
+    def load(self, concurrency: int) -> Policy:
+        """The policy, known to hold an answer. Raises UserError for an unknown workload or concurrency."""
+        policy = load_policy(self.file)
+        policy.best(self.workload, concurrency)
+        return policy
+
+    def follow(
+        self, loaded: LoadedTarget, full: Decoder, drafter: str | Path, dtype: str, concurrency: int = 1
+    ) -> tuple[Decoder, int]:
+        """A decoder by the policy, and its block size; 1: plain decoding, in whichever form is the faster.
+
+        Standard error gets a line for each way in which the policy's machine was another.
+
+        Args:
+            full: the drafter's decoder at its own block size.
+        Raises:
+            UserError: the policy is another drafter's, target's or dtype's, or has no such answer.
+        """
+        policy = self.load(concurrency)
+        for doubt in check_policy(policy, loaded, full, drafter, dtype):
+            print(f"dscout: the policy was measured elsewhere ({doubt})", file=sys.stderr)
+        if self.adapt:
+            return adaptive(policy, full, self.workload, concurrency, self.explore)
+        return at_best(policy, full, self.workload, concurrency)
+
+
+def at_best(policy: Policy, full: Decoder, workload: str | None, concurrency: int) -> tuple[Decoder, int]:
+    """`full` at the policy's block size, and that size; plain decoding where it is 1."""
+    size = policy.best(workload, concurrency)
+    return at_size(policy, full, size, concurrency), size
+
+
+def at_size(policy: Policy, full: Decoder, size: int, concurrency: int) -> Decoder:
+    """`full` at a block size; at 1 the form of plain decoding that was the faster when measured."""
+    return full.plain(policy.plain_rows_at(concurrency)) if size == 1 else full.resize(size)
+
+
+def adaptive(
+    policy: Policy, full: Decoder, workload: str | None, concurrency: int, explore: float = 0.01
+) -> tuple[Decoder, int]:
+    """A decoder that chooses each round's size by what it learns, and its largest size.
+
+    It begins with the workload's S_k and chooses among `policy.few_sizes`.
+    """
+    sizes = policy.few_sizes(concurrency)
+    survival = policy.model(workload).survival[: sizes[-1] - 1]
+    costs = tuple(policy.latency.ms(concurrency, size) for size in sizes)
+    learner = Adaptive(sizes, costs, survival, explore)
+    return several(policy, full, sizes, learner, concurrency), sizes[-1]
+
+
+def several(policy: Policy, full: Decoder, sizes: tuple[int, ...], rule: Any, concurrency: int) -> Decoder:
+    """`full` with several block sizes and an in-loop policy."""
+    if sizes == (1,):
+        return at_size(policy, full, 1, concurrency)
+    rows = policy.plain_rows_at(concurrency) if 1 in sizes else 1
+    return full.resize(sizes[-1], smaller=sizes[:-1], policy=rule, plain_rows=rows)
+
+
+def identity(loaded: LoadedTarget, full: Decoder, drafter: str | Path, dtype: str) -> dict[str, Any]:
+    """What a policy holds for: with any of these another, acceptance and latencies are others."""
+    return {
+        "target": loaded.fingerprint,
+        "drafter": fingerprint(full.weights.drafter),
+        "draft ids": len(full.draft_ids or ()),
+        "copying": str(drafter).endswith(LOOKUP),
+        "dtype": dtype,
+    }
+
+
+def check_policy(
+    policy: Policy, loaded: LoadedTarget, full: Decoder, drafter: str | Path, dtype: str
+) -> list[str]:
+    """What makes the policy's latencies doubtful here: another machine. Empty: nothing.
+
+    Raises:
+        UserError: the policy is another drafter's, another target's or another dtype's.
+    """
+    mine = identity(loaded, full, drafter, dtype)
+    if odd := [name for name, value in mine.items() if policy.about.get(name) != value]:
+        raise UserError(f"the policy was measured with another {' and '.join(odd)}; run `dscout tune` again")
+    here, there = describe(), policy.about.get("machine", {})
+    return [f"{k}: {there.get(k)!r} then, {here[k]!r} now" for k in here if here[k] != there.get(k)]
