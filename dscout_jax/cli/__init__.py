@@ -8,13 +8,25 @@ import tyro
 from dscout_jax.cli.benchmarks import Bench, BenchCheck, BenchCompare, BenchLatency, Report
 from dscout_jax.cli.decoding import Generate, Tune
 from dscout_jax.cli.folders import Convert, Export, Import
-from dscout_jax.cli.training import Explain, Lab, LadderOf, Plan, Quickstart, Regenerate, Train
+from dscout_jax.cli.training import (
+    Explain,
+    FeaturesOf,
+    Lab,
+    LadderOf,
+    Pack,
+    Plan,
+    Quickstart,
+    Regenerate,
+    Train,
+)
 from dscout_jax.errors import UserError
 
 COMMANDS: dict[str, type[Callable[[], None]]] = {
     "quickstart": Quickstart,
     "regenerate": Regenerate,
     "train": Train,
+    "pack": Pack,
+    "features": FeaturesOf,
     "plan": Plan,
     "lab": Lab,
     "ladder": LadderOf,
