@@ -83,6 +83,6 @@ def test_a_bucket_reaches_the_library_that_is_missing(tmp_path):
     ):
         with pytest.raises(UserError, match=r"gs://bucket.*gcsfs.*mount"):
             use()
-    with pytest.raises(UserError, match="copy them to a disk"):
+    with pytest.raises(UserError, match="copy them to a local disk"):
         load_rows(f"{bucket}/a.array_record", 24, 4)
     assert place("~/x").is_absolute() and "~" not in str(place("~/x"))
