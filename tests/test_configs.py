@@ -8,7 +8,7 @@ import pytest
 from dscout_jax.config import TargetConfig
 from dscout_jax.interop import names
 from train.ladder import load_ladder
-from train.loop import drafter_config
+from train.prepare import drafter_config
 from train.settings import load_settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"

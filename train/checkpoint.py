@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dscout_jax.errors import UserError
+from train.paths import place
 from train.step import TrainState
 
 
@@ -47,7 +48,7 @@ class Checkpoints:
         best = keeping.BestN(get_metric_fn=lambda m: m["mat"], n=1, keep_checkpoints_without_metrics=False)
         policy = keeping.AnyPreservationPolicy([keeping.LatestN(keep), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, create=True)
-        folder = (Path(run) / "checkpoints").resolve()
+        folder = place(run) / "checkpoints"
         self._manager = ocp.CheckpointManager(folder, options=options)
 
     def save(

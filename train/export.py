@@ -18,8 +18,9 @@ from dscout_jax.errors import UserError
 from dscout_jax.interop import load_draft_ids, load_drafter, load_provenance, names, save_drafter
 from dscout_jax.interop.folders import whole_folder
 from dscout_jax.interop.huggingface import as_stored
-from dscout_jax.interop.jsonl import read_jsonl
+from dscout_jax.interop.jsonl import parse_jsonl
 from dscout_jax.interop.safetensors import listing, read_json, write_json
+from train.paths import place
 
 ABOUT = "drafter.json"
 _IMPORTED = "imported_from"
@@ -46,18 +47,18 @@ def describe(
     draft_ids: Sequence[int] | None = None,
 ) -> None:
     """Writes what the run's checkpoints are, before the first of them."""
-    _write_about(Path(run) / ABOUT, config, provenance, special_ids, draft_ids)
+    _write_about(place(run) / ABOUT, config, provenance, special_ids, draft_ids)
 
 
 def refuse_imported(run: str | Path) -> None:
     """Raises UserError for an imported drafter's run: a training starts from it, but in a run of its own."""
-    if is_run(run) and _IMPORTED in read_json(Path(run) / ABOUT):
+    if is_run(run) and _IMPORTED in read_json(place(run) / ABOUT):
         raise UserError(f"{run} holds an imported drafter; set init={str(run)!r} and name another run folder")
 
 
 def is_run(folder: str | Path) -> bool:
     """Whether a folder is a run, not a drafter's own folder."""
-    return (Path(folder) / ABOUT).is_file()
+    return (place(folder) / ABOUT).is_file()
 
 
 def read_run(run: str | Path, step: int | None = None) -> Saved:
@@ -69,12 +70,12 @@ def read_run(run: str | Path, step: int | None = None) -> Saved:
     Raises:
         UserError: no run, no such checkpoint, or a damaged one.
     """
-    run = Path(run).expanduser()
+    run = place(run)
     if not is_run(run):
         raise UserError(f"{run} has no {ABOUT}; name a folder that `dscout train` or `dscout import` wrote")
     about = read_json(run / ABOUT)
     config = DrafterConfig.from_hf(about["config"])
-    root = (run / "checkpoints").resolve()
+    root = run / "checkpoints"
     # A checkpoint appears under its number when it is whole.
     steps = sorted(int(place.name) for place in root.glob("*") if place.name.isdigit())
     if not steps:
@@ -201,7 +202,7 @@ def _write_about(
 def _scores(run: Path, step: int) -> dict[str, Any] | None:
     """The newest evaluation up to `step`, with the step it was made at; None where there is none."""
     path = run / "metrics.jsonl"
-    rows = read_jsonl(path) if path.is_file() else []
+    rows = parse_jsonl(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
     scored = [row for row in rows if "eval" in row and row["step"] <= step]
     return {"step": scored[-1]["step"], **scored[-1]["eval"]} if scored else None
 

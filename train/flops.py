@@ -25,6 +25,15 @@ CHIPS: dict[str, Chip] = {
     "v6e": Chip(32 * 2**30, 918e12, 1638e9, 400e9),
 }
 
+# bf16 operations a second, without sparsity, by the name that jax gives a device.
+PEAKS: dict[str, float] = {
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), CHIPS["v5e"].flops),
+    **dict.fromkeys(("TPU v5", "TPU v5p"), CHIPS["v5p"].flops),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), CHIPS["v6e"].flops),
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), 312e12),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989e12),
+}
+
 # Bytes of memory traffic for each fp32 score or logit: written, read for the maximum and the sum, read again
 # for the probabilities, which are written and read in bf16; backward, the same once more and the cotangents.
 _FORWARD, _BACKWARD = 16, 24

@@ -42,6 +42,11 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
+def share() -> tuple[int, int]:
+    """(this process, of how many)."""
+    return jax.process_index(), jax.process_count()
+
+
 def barrier(name: str) -> None:
     """Waits until every process is here."""
     if jax.process_count() > 1:

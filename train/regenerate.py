@@ -28,6 +28,7 @@ def regenerate(
     seed: int = 0,
     limit: int | None = None,
     dtype: Any = None,
+    shard: tuple[int, int] = (0, 1),
 ) -> Path:
     """Answers every turn of every prompt; rows append to `out` and finished ones are skipped.
 
@@ -36,6 +37,9 @@ def regenerate(
     is left out. Prompts of like length share a batch, padded to one of a few shapes. A run that was killed
     goes on where it stopped: a torn last line is cut off, and no prompt is answered twice.
 
+    Args:
+        shard: (i, n): answers every n-th prompt from the i-th on, counted from 0, into a file of its own
+            beside `out`, `NAME.i-of-n.jsonl`. So n hosts share the prompts; `dscout pack` joins the files.
     Raises:
         UserError: `out` holds answers of another target or of other settings, or a prompt is too long.
     """
@@ -48,10 +52,17 @@ def regenerate(
         "max_new_tokens": max_new_tokens,
         "seed": seed if temperature else None,
     }
+    i, n = shard
+    if not 0 <= i < n:
+        raise UserError(f"shard {i}/{n}: shards of {n} count from 0 to {n - 1}")
     out = Path(out)
+    if n > 1:
+        out = out.with_name(f"{out.stem}.{i}-of-{n}{out.suffix}")
     out.parent.mkdir(parents=True, exist_ok=True)
     done = _finished(out, settings)
-    asked = load_prompts(prompts)[:limit]
+    asked = load_prompts(prompts)[:limit][i::n]
+    if not asked:
+        raise UserError(f"{prompts} holds no prompt for shard {i} of {n}")
     room = target.config.max_position - max_new_tokens - 1
     for name, turns in asked:
         count = len(_ids(target, [], turns[0], thinking))

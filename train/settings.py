@@ -15,6 +15,8 @@ from dscout_jax.models.drafter import Remat
 from dscout_jax.objective import Objective
 from dscout_jax.sharding import make_mesh
 
+Logger = Literal["tensorboard", "wandb"]
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
@@ -22,7 +24,8 @@ class TrainSettings:
 
     objective: the three factors of the loss.
     target: a Hugging Face folder, what `dscout convert` made of one, or the embedded "smollm2-135m".
-    data: answered rows (JSONL of `dscout regenerate`). run: the folder that the run writes.
+    data: answered rows: JSONL of `dscout regenerate`, or what `dscout pack` made of it; of several files
+        ((file, weight), ...), mixed by weight. run: the folder that the run writes.
     num_layers, block_size, target_layer_ids, mask_token_id: the drafter; None takes the defaults.
     fusion: of the tapped layers: "fc", dense and served by other engines; "softmax", a few weights a layer.
     init: "target" starts from the target's last layers, "fresh" from noise; a drafter's folder, ours or
@@ -33,6 +36,7 @@ class TrainSettings:
     steps, learning_rate, warmup (share of steps), clip (global norm), weight_decay: AdamW, cosine to 0.
     dtype: of the target and of the drafter's products; masters are fp32.
     cache_features: keeps the target's features of every row in host memory after their first use.
+    features: a folder that `dscout features` wrote: they are read from there and not computed.
     train_vocab: "seen" scores and later drafts only ids that occur in the answers (faster where the head is
         most of the work, as on small machines), "full" all. draft_vocab: with "seen", only so many of the
         most frequent ids are drafted: rare ones cost every round more than they give; None: all seen.
@@ -45,10 +49,11 @@ class TrainSettings:
     scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
     mesh: devices along (data, fsdp, tensor), the target being read straight into its places; None: as few
         shares of the weights as the memory asks for, of a target that one device can hold.
+    loggers: "tensorboard", "wandb": beside metrics.jsonl. profile: first and last step of a trace.
     """
 
     objective: Objective
-    data: str
+    data: str | tuple[tuple[str, float], ...]
     run: str
     target: str = "smollm2-135m"
     num_layers: int = 2
@@ -70,6 +75,7 @@ class TrainSettings:
     seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     cache_features: bool = True
+    features: str | None = None
     train_vocab: Literal["full", "seen"] = "full"
     draft_vocab: int | None = None
     heldout: int = 16
@@ -82,6 +88,8 @@ class TrainSettings:
     remat: Remat = "none"
     scan_layers: bool = False
     mesh: tuple[int, int, int] | None = None
+    loggers: tuple[Logger, ...] = ()
+    profile: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "batch", "accumulation", "steps", "num_layers", "chunk"):
@@ -119,6 +127,12 @@ class TrainSettings:
                 f"draft_vocab {self.draft_vocab} picks among the ids seen: it must be at least 1, and "
                 'train_vocab must be "seen"'
             )
+        if not isinstance(self.data, str) and not all(weight > 0 for _, weight in self.data):
+            raise UserError(f"data {self.data}: the weight of each file must be positive")
+        if odd := set(self.loggers) - set(get_args(Logger)):
+            raise UserError(f"loggers {sorted(odd)} are not of {', '.join(get_args(Logger))}")
+        if self.profile is not None and not 1 <= self.profile[0] <= self.profile[1]:
+            raise UserError(f"profile {self.profile}: name a first and a last step, counted from 1")
         if self.heldout < 0:
             raise UserError(f"heldout is {self.heldout}; it must be 0 or more")
 

@@ -2,7 +2,7 @@
 
 Reproduces: docs/results/pods/.
 Hardware: from 16 v5e chips up; weights are split as far as the memory asks.
-Cost: not measured; the bound is in docs/results/pods/, once `run.sh` there has made it.
+Cost: not measured; the bound is in docs/results/pods/
 Commands:
     dscout plan configs/pods/qwen3_8b.py --topology v5p:4x4x4 --batch 64
     dscout train configs/pods/qwen3_8b.py        # with `target` set to the real folder, on every host

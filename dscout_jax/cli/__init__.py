@@ -8,7 +8,17 @@ import tyro
 from dscout_jax.cli.benchmarks import Bench, BenchCheck, BenchCompare, BenchLatency, Report
 from dscout_jax.cli.decoding import Generate
 from dscout_jax.cli.folders import Convert, Export, Import
-from dscout_jax.cli.training import Explain, Lab, LadderOf, Plan, Quickstart, Regenerate, Train
+from dscout_jax.cli.training import (
+    Explain,
+    FeaturesOf,
+    Lab,
+    LadderOf,
+    Pack,
+    Plan,
+    Quickstart,
+    Regenerate,
+    Train,
+)
 from dscout_jax.cli.tuning import Tune, TuneDepth, TuneReport, TuneTaps
 from dscout_jax.errors import UserError
 
@@ -16,6 +26,8 @@ COMMANDS: dict[str, type[Callable[[], None]]] = {
     "quickstart": Quickstart,
     "regenerate": Regenerate,
     "train": Train,
+    "pack": Pack,
+    "features": FeaturesOf,
     "plan": Plan,
     "lab": Lab,
     "ladder": LadderOf,

@@ -42,14 +42,21 @@ class Regenerate:
     seed: int = 0
     limit: int | None = None
     """Answer only the first so many prompts."""
+    shard: tuple[int, int] | None = None
+    """I N: answer every N-th prompt from the I-th on, into OUT's name with .I-of-N; default: where several
+    processes run together, each takes its share."""
     dtype: Dtype = "float32"
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
         from train.convert import open_target
+        from train.hosts import join, share
         from train.regenerate import regenerate
 
         options = dataclasses.asdict(self)
+        if self.shard is None:
+            join()
+            options["shard"] = share()
         prompts, out, dtype = options.pop("prompts"), options.pop("out"), options.pop("dtype")
         loaded = open_target(options.pop("target"), dtype_of(dtype), options.pop("cache_dir"))
         print(f"answers: {regenerate(loaded, prompts, out, **options)}")
@@ -63,6 +70,8 @@ class Train:
     """Executable Python that defines `config`; see configs/."""
     minutes: float | None = None
     """Stop after this long, saved; the next run goes on."""
+    profile: tuple[int, int] | None = None
+    """First and last step, counted from 1, to trace into RUN/profile; default the config's."""
     cache_dir: Path | None = None
     coordinator: str | None = None
     """host:port of the first of several processes; TPU slices, Slurm and Open MPI tell by themselves."""
@@ -76,10 +85,54 @@ class Train:
         from train.settings import load_settings
 
         settings = load_settings(self.config)
+        if self.profile is not None:
+            settings = dataclasses.replace(settings, profile=self.profile)
         join(self.coordinator, self.processes, self.process_id)
         dtype, mesh = dtype_of(settings.dtype), settings.named_mesh()
         loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
         print(f"drafter: {train(settings, loaded, self.minutes)}")
+
+
+@dataclasses.dataclass
+class Pack:
+    """Joins files of answers into one for random access, for data that host memory does not hold."""
+
+    answers: Word[tuple[Path, ...]]
+    """JSONL of `dscout regenerate`, such as what several hosts wrote."""
+    out: Path
+    """Ends with .array_record; a config names it as its data."""
+
+    def __call__(self) -> None:
+        from train.dataset import pack
+
+        print(f"packed: {pack(self.answers, self.out)}")
+
+
+@dataclasses.dataclass
+class FeaturesOf:
+    """Writes the target's features of a config's rows to its folder `features`; resumes."""
+
+    config: Word[Path]
+    """Trainings by this config, or by others that ask the same of target and data, then read them."""
+    yes: bool = False
+    """Do not ask whether the size may be written."""
+    cache_dir: Path | None = None
+    coordinator: str | None = None
+    """host:port of the first of several processes; TPU slices, Slurm and Open MPI tell by themselves."""
+    processes: int | None = None
+    process_id: int | None = None
+
+    def __call__(self) -> None:
+        from train.convert import open_target
+        from train.hosts import join
+        from train.settings import load_settings
+        from train.write_features import write_features
+
+        settings = load_settings(self.config)
+        join(self.coordinator, self.processes, self.process_id)
+        dtype, mesh = dtype_of(settings.dtype), settings.named_mesh()
+        loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
+        print(f"features: {write_features(settings, loaded, self.yes)}")
 
 
 @dataclasses.dataclass

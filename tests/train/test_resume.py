@@ -57,6 +57,14 @@ def test_answers_resume_without_hole_or_duplicate(target, prompts, tmp_path, tem
     assert sorted(again) == sorted(lines)
     with pytest.raises(UserError, match="max_new_tokens"):
         regenerate(target, prompts, torn, **options | {"max_new_tokens": 7})
+    if temperature == 0:
+        shards = [
+            regenerate(target, prompts, tmp_path / "s.jsonl", shard=(i, 3), **options) for i in range(3)
+        ]
+        assert [path.name for path in shards] == [f"s.{i}-of-3.jsonl" for i in range(3)]
+        assert sorted("".join(path.read_text() for path in shards).splitlines(keepends=True)) == sorted(lines)
+        with pytest.raises(UserError, match="shard 3/3"):
+            regenerate(target, prompts, tmp_path / "s.jsonl", shard=(3, 3), **options)
     assert torn.read_text() == "".join(again)
 
 

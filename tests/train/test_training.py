@@ -21,6 +21,7 @@ from dscout_jax.objective.weighting import awl
 from dscout_jax.sharding import BATCH, make_mesh
 from train.dataset import Batch, batches, load_rows, stack
 from train.evaluate import evaluate, make_hits, walk
+from train.hosts import mesh_for
 from train.settings import TrainSettings
 from train.step import (
     Frozen,
@@ -260,6 +261,12 @@ def test_contract_tells_options_of_an_objective_apart():
     assert contract(weighting=awl(eps=0.25)) != contract(weighting=awl(eps=0.5)) == contract()
     assert contract(unmask=prefix_unmasking(rho=0.1)) != contract()
     assert contract(prediction=mixture([(0.5, ce), (0.5, tv)])) != contract(prediction=mixture([(0.5, ce)]))
+
+
+def test_chunks_of_anchors_want_whole_weights():
+    settings, target, _, drafter = make(anchor_chunk=2, mesh=(1, 8, 1))
+    with pytest.raises(UserError, match="8 devices along fsdp"):
+        mesh_for(settings, target.config, drafter.config)
 
 
 def test_settings_refuse_what_does_not_fit():
