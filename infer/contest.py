@@ -189,7 +189,8 @@ class Contest:
         timers: dict[tuple, Callable[[], float]] = {}
         for at, decoder in missing.items():
             prompts = latency.made_up(decoder, self.terms.concurrency, prompt_tokens)
-            timers |= {(at, name): t for name, t in latency.part_timers(decoder, prompts, calls).items()}
+            parts = latency.part_timers(decoder, prompts, calls, drafts=at[1] > 1)
+            timers |= {(at, name): t for name, t in parts.items()}
         samples = latency.take_turns(timers, repeats)
         for at, decoder in missing.items():
             ms = {f"{name}_ms": statistics.median(samples[at, name]) for (a, name) in timers if a == at}

@@ -92,17 +92,18 @@ def whole(decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int) -> Cal
 
 
 def part_timers(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int
+    decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int, drafts: bool = True
 ) -> dict[str, Callable[[], float]]:
-    """Timers of "draft" (where there are drafts), "verify" and the whole "round" at the decoder's block size.
+    """Timers of "draft", "verify" and the whole "round" at the decoder's block size.
 
-    A decoder with smaller sizes verifies at its largest here.
+    A decoder with smaller sizes verifies at its largest here. Without `drafts`, of plain decoding in a form of
+    several rows, there is no draft to time.
     """
     state, _ = decoder.prefill(decoder.requests(prompts, calls + 1))
     taps = decoder.drafter.config.target_layer_ids if decoder.drafter else ()
     verify = forward_step(decoder.target, decoder.block_size, taps)
     timers = {"verify": timer(verify, decoder.weights, state, calls)}
-    if decoder.block_size > 1:
+    if drafts and decoder.block_size > 1:
         timers["draft"] = timer(draft_step(decoder), decoder.weights, state, calls)
     return timers | {"round": whole(decoder, prompts, calls)}
 
