@@ -96,8 +96,8 @@ def part_timers(
 ) -> dict[str, Callable[[], float]]:
     """Timers of "draft", "verify" and the whole "round" at the decoder's block size.
 
-    A decoder with smaller sizes verifies at its largest here. Without `drafts`, of plain decoding in a form of
-    several rows, there is no draft to time.
+    A decoder with smaller sizes verifies at its largest here. Without `drafts`, as in plain decoding by several
+    rows, there is no draft to time.
     """
     state, _ = decoder.prefill(decoder.requests(prompts, calls + 1))
     taps = decoder.drafter.config.target_layer_ids if decoder.drafter else ()
