@@ -96,7 +96,7 @@ def part_timers(
 ) -> dict[str, Callable[[], float]]:
     """Timers of "draft", "verify" and the whole "round" at the decoder's block size.
 
-    A decoder with smaller sizes verifies at its largest here. Without `drafts`, as in plain decoding by several
+    A decoder with smaller sizes verifies at its largest here. Without `drafts`, as in plain decoding by two
     rows, there is no draft to time.
     """
     state, _ = decoder.prefill(decoder.requests(prompts, calls + 1))
