@@ -28,7 +28,10 @@ def test_two_words_name_one_command(capsys):
     [
         (["train", "no/such/config.py"], "no/such/config.py"),
         # With a shard named it does not ask a cluster who it is, which only a fresh process may.
-        ("regenerate no/such.jsonl out.jsonl --target no/such/folder --shard 0 1".split(), "no/such/folder"),
+        (
+            ["regenerate", "no/such.jsonl", "out.jsonl", "--target", "no/such/folder", "--shard", "0", "1"],
+            "no/such/folder",
+        ),
         (["generate", "hello", "--target", "no/such/folder"], "no/such/folder"),
         (["generate", "hello", "--temprature", "1"], "temprature"),
         (["bench", "check", "no/such.json", "--identical"], "no/such.json"),
