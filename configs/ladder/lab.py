@@ -31,10 +31,7 @@ ladder = Ladder(
             "objective": dataclasses.replace(dflash(16), name="awl", weighting=awl()),
             "seeds": (0,),
         },
-        "mixed + awl": {
-            "objective": dataclasses.replace(mixed, name="mixed-awl", weighting=awl()),
-            "seeds": (0,),
-        },
+        "mixed + awl": {"objective": dataclasses.replace(mixed, name="mixed-awl", weighting=awl())},
         "dflash at 8": {"objective": dflash(8), "block_size": 8, "seeds": (0,)},
         "dflash at 4": {
             "objective": dataclasses.replace(dflash(4), weighting=decay(2.0)),
