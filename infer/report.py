@@ -27,6 +27,9 @@ rounds take several sizes. JSON and HTML hold more: prefill, histogram, interval
 part."""
 
 
+PARTS = ("draft", "verify", "other")
+
+
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table, a line for each row; what no row has gets no column."""
     same = any("identical_same_program" in row for row in rows)
@@ -63,7 +66,8 @@ def table(rows: Sequence[Row]) -> str:
             count = row.get("identical_same_program")
             cells.append("" if count is None else f"{count}/{row['n']}")
         if parts:
-            cells.append(" + ".join(_ms(row.get(f"{name}_ms")) for name in ("draft", "verify", "other")))
+            timed = [_ms(row[f"{name}_ms"]) for name in PARTS] if "draft_ms" in row else []
+            cells.append(" + ".join(timed))
         cells.append(" ".join(f"{s:.2f}".removeprefix("0") for s in row["survival"]))
         lines.append(_line(cells))
     return "\n".join(lines)
