@@ -114,7 +114,7 @@ def draw(models, **options):
     batch = jax.tree.map(lambda x: np.repeat(x, EACH, axis=0), batch)
     seeds = np.arange(len(SETTINGS) * EACH, dtype=np.uint32)
     batch = batch._replace(sampling=batch.sampling._replace(seed=seeds))
-    start = jax.jit(partial(prefill, target, decoder.drafter, 16, jnp.float32, 64, 0))
+    start = jax.jit(partial(prefill, target, decoder.drafter, 16, jnp.float32, 64, 0, None))
     state = start(decoder.weights, batch)
     proposals = decoder.draft_of(decoder.block_size)(decoder.weights, state) if pair else None
     state = jax.jit(make_loop(decoder.round))(decoder.weights, state)
