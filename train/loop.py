@@ -201,7 +201,7 @@ def train(
                 draft_ids=draft_ids,
             )
     barrier("drafter")
-    return run / "drafter"
+    return epath.Path(settings.run).expanduser() / "drafter"  # as it was named
 
 
 def _speed(settings: TrainSettings, ready: Prepared) -> Speed:
