@@ -74,15 +74,13 @@ class TuneReport:
 
 
 @dataclasses.dataclass
-class TuneDepth:
-    """Searches the number of drafter layers with the highest throughput, training few of them; resumes."""
+class _Search:
+    """What the searches share."""
 
     config: Word[Path]
-    """A training config; each depth is trained by it."""
+    """A training config; each candidate is trained by it."""
     prompts: tuple[Path, ...]
     """JSONL files of {"turns": [...]} to decode, in equal shares."""
-    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    """To choose from, ascending."""
     steps: int | None = None
     """Of each training; default the config's."""
     minutes: float | None = None
@@ -96,9 +94,17 @@ class TuneDepth:
     limit: int = 32
     """Prompts of each file."""
     repeats: int = 3
+    cache_dir: Path | None = None
+
+
+@dataclasses.dataclass
+class TuneDepth(_Search):
+    """Searches the number of drafter layers with the highest throughput, training few of them; resumes."""
+
+    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    """To choose from, ascending."""
     out: Path = Path("runs/depth")
     """A run folder for each, search.json, .md, .png and .svg."""
-    cache_dir: Path | None = None
 
     def __call__(self) -> None:
         from dscout_jax.cli.search import Search, say, tune_depth
@@ -109,33 +115,15 @@ class TuneDepth:
 
 
 @dataclasses.dataclass
-class TuneTaps:
+class TuneTaps(_Search):
     """Trains and measures drafters that are shown so many of the target's layers, by each fusion; resumes."""
 
-    config: Word[Path]
-    """A training config; each candidate is trained by it."""
-    prompts: tuple[Path, ...]
-    """JSONL files of {"turns": [...]} to decode, in equal shares."""
     counts: tuple[int, ...] = (1, 3, 5)
     """Numbers of tapped layers, spread evenly."""
     fusions: tuple[Literal["fc", "softmax"], ...] = ("fc", "softmax")
     """Dense, and a few weights a layer."""
-    steps: int | None = None
-    """Of each training; default the config's."""
-    minutes: float | None = None
-    """Bound on each training."""
-    concurrency: int = 1
-    dtype: Dtype = "bfloat16"
-    """Of decoding."""
-    block_sizes: tuple[int, ...] = ()
-    """Default: every size up to the drafter's own; the best of them counts."""
-    max_new_tokens: int = 128
-    limit: int = 32
-    """Prompts of each file."""
-    repeats: int = 3
     out: Path = Path("runs/taps")
     """A run folder for each, search.json, .md, .png and .svg."""
-    cache_dir: Path | None = None
 
     def __call__(self) -> None:
         from dscout_jax.cli.search import Search, say, tune_taps
