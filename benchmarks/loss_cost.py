@@ -119,7 +119,7 @@ def step_times(repeats: int, vocab: int) -> dict[str, Any]:
 
         def timed(step=step, held=held, frozen=frozen, parts=parts) -> float:
             begun = time.perf_counter()
-            held[0], metrics = step(held[0], frozen, 0.5, *parts)
+            held[0], metrics = step(held[0], frozen, 0, 0.5, *parts)
             jax.block_until_ready((held[0], metrics))
             return time.perf_counter() - begun
 

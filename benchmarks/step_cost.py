@@ -83,14 +83,14 @@ class Case:
         params = jax.tree.map(jnp.copy, self.parts[0])
         self.state = TrainState(params, optimizer.init(params), jnp.int32(0), jnp.int32(0))
         step = make_step(self.drafter, settings, optimizer)
-        self._step = step.lower(self.state, self.parts[1], 0.5, *self.parts[2:]).compile()
+        self._step = step.lower(self.state, self.parts[1], 0, 0.5, *self.parts[2:]).compile()
         memory = self._step.memory_analysis()
         results = memory.output_size_in_bytes - memory.alias_size_in_bytes
         self.bytes = memory.temp_size_in_bytes + results
 
     def __call__(self) -> float:
         """The loss."""
-        self.state, metrics = self._step(self.state, self.parts[1], 0.5, *self.parts[2:])
+        self.state, metrics = self._step(self.state, self.parts[1], 0, 0.5, *self.parts[2:])
         return float(metrics["loss"])
 
 

@@ -158,7 +158,7 @@ def train(
             batch = next(data)
             features = store(batch, settings.batch)
             arrays = put_rows(tuple(batch), split, settings.batch)
-            state, metrics = step(state, frozen, progress(), features, *arrays)
+            state, metrics = step(state, frozen, settings.seed, progress(), features, *arrays)
             at += 1
             profile.after(at, state)
             # Fetched one step late, so that the host never waits for the step it has just sent off.

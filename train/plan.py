@@ -142,7 +142,7 @@ def compile_step(
     first = _program(lowered, _bytes(state) + apart, mesh)
     step = make_step(model, settings, optimizer, mesh)
     progress = jax.ShapeDtypeStruct((), jnp.float32)
-    lowered = step.lower(state, frozen, progress, features, *arrays)
+    lowered = step.lower(state, frozen, settings.seed, progress, features, *arrays)
     layers = {name: leaf for name, leaf in params.items() if name not in ("embed_tokens", "lm_head")}
     return {"features": first, "step": _program(lowered, _bytes(layers), mesh)}
 

@@ -226,8 +226,9 @@ def make_step(
     optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """(state, frozen, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
+    """(state, frozen, seed, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
 
+    `seed` and the step draw the blocks; it is an argument so that runs that differ in it share a program.
     `progress` in 0..1 sets the learning rate.
     Loss and gradient are quotients of sums over the whole batch: all devices, all accumulation parts.
     A step whose loss or gradient is not finite changes nothing and is counted; so does one without a
@@ -266,8 +267,8 @@ def make_step(
 
     totals = accumulated if mesh is None else over_mesh
 
-    def step(state: TrainState, frozen: Frozen, progress, features: Features, tokens, answer, row_ids):
-        key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+    def step(state: TrainState, frozen: Frozen, seed, progress, features: Features, tokens, answer, row_ids):
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
         found, grads = totals(state.params, frozen, key, features, tokens, answer, row_ids)
         numerator, (denominator, slots, blocks) = found
         scale = 1.0 / jnp.where(denominator > 0, denominator, 1.0)

@@ -73,7 +73,7 @@ def one_step(params, mesh=None, settings=SETTINGS, seen=False):
         arrays = jax.device_put(arrays, NamedSharding(mesh, BATCH))
     features = make_features(target, drafter, True, mesh)(params, arrays[0])
     step = make_step(drafter, settings, optimizer, mesh)
-    state, metrics = step(state, frozen, 0.5, features, *arrays)
+    state, metrics = step(state, frozen, settings.seed, 0.5, features, *arrays)
     return features, metrics, jax.tree.map(lambda m: 10 * m, state.opt_state[1].mu), state
 
 

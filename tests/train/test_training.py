@@ -80,7 +80,7 @@ def run_steps(settings, target, params, drafter, batch, count=1, state=None, mes
         arrays = jax.device_put(arrays, NamedSharding(mesh, BATCH))
     state = state or start(settings, drafter, params)
     for i in range(count):
-        state, metrics = step(state, frozen, (i + 1) / (settings.steps + 1), *arrays)
+        state, metrics = step(state, frozen, settings.seed, (i + 1) / (settings.steps + 1), *arrays)
     return state, metrics, step
 
 
@@ -160,7 +160,7 @@ def test_unlike_batches_compile_once():
     frozen = Frozen(params["embed_tokens"], target_head(params))
     for seed in range(5):
         batch = random_batch(seed)
-        state, _ = step(state, frozen, 0.5, features(params, batch.tokens), *batch)
+        state, _ = step(state, frozen, settings.seed, 0.5, features(params, batch.tokens), *batch)
     assert step._cache_size() == 1
 
 
