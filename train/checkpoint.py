@@ -1,5 +1,6 @@
 """Checkpoints of a run: train state, position and the contract that a resume must keep."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +75,26 @@ class Checkpoints:
         )
         self._manager.save(step, args=parts, metrics=None if mat is None else {"mat": mat})
 
-    def restore(self, like: TrainState, contract: dict[str, Any]) -> tuple[TrainState, dict[str, Any]] | None:
+    def restore(
+        self, like: TrainState, contract: dict[str, Any], accept: Sequence[str] = ()
+    ) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest undamaged state, laid out as `like`, and its position; None when there is none at all.
 
         A checkpoint that cannot be read, or whose values are not those that were saved, is named and
         removed, and the one before it is taken.
 
+        Args:
+            accept: fields of the contract that may differ; later checkpoints hold the new one.
         Raises:
-            UserError: the run was made under another contract, the fields that differ are named; or every
-                checkpoint is damaged.
+            UserError: the run was made under another contract, the fields that differ are named; `accept`
+                names a field that there is not; or every checkpoint is damaged.
         """
+        if odd := sorted(set(accept) - set(contract)):
+            raise UserError(f"accept {odd}: the contract has {sorted(contract)}")
         damaged: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                found = self._read(step, like, contract)
+                found = self._read(step, like, contract, accept)
             except UserError:
                 raise
             except Exception as error:
@@ -107,17 +114,17 @@ class Checkpoints:
         return None
 
     def _read(
-        self, step: int, like: TrainState, contract: dict[str, Any]
+        self, step: int, like: TrainState, contract: dict[str, Any], accept: Sequence[str]
     ) -> tuple[TrainState, dict[str, Any]]:
         saved = self._manager.restore(step, args=ocp.args.Composite(contract=ocp.args.JsonRestore()))[
             "contract"
         ]
-        wrong = [k for k in sorted(saved | contract) if saved.get(k) != contract.get(k)]
+        wrong = [k for k in sorted(saved | contract) if saved.get(k) != contract.get(k) and k not in accept]
         if wrong:
             what = "; ".join(f"{k}: {saved.get(k)!r} then, {contract.get(k)!r} now" for k in wrong)
             raise UserError(
                 f"the run at {self._manager.directory} was made under another contract ({what}); "
-                "name another run folder"
+                f"name another run folder, or go on in spite of it with --accept {' '.join(wrong)}"
             )
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
         parts = {"state": ocp.args.StandardRestore(shapes), "position": ocp.args.JsonRestore()}

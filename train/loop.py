@@ -71,6 +71,7 @@ def train(
     target: LoadedTarget | None = None,
     minutes: float | None = None,
     kept: dict[int, Features] | None = None,
+    accept: Sequence[str] = (),
 ) -> epath.Path:
     """Trains a drafter and saves it in DFlash format under `run/drafter`; resumes what it finds.
 
@@ -78,6 +79,7 @@ def train(
         target: already loaded; None loads `settings.target`.
         minutes: bound on the time spent training, over all calls; the learning rate comes down with it.
         kept: features by row, read and added to, of runs on the same data that tap the same layers.
+        accept: parts of the contract in which a run that is there may differ.
     Returns:
         The drafter's folder.
     Raises:
@@ -106,7 +108,7 @@ def train(
     own = own_rows(split, settings.batch)
     data = batches(rows.train, settings.batch, settings.seed, own, rows.shares)
     checkpoints = Checkpoints(run, settings.keep)
-    restored = checkpoints.restore(state, contract)
+    restored = checkpoints.restore(state, contract, accept)
     before = 0.0
     if restored:
         state, position = restored
@@ -172,7 +174,7 @@ def train(
                 speed.pause()
                 log.write({"step": at, "eval": scores})
                 bar.write(f"step {at}: held-out MAT {scores['mat'][str(settings.block_size)]:.3f}")
-            if at % settings.save_every == 0:
+            if at % (settings.save_every // 2) == 0:
                 # A checkpoint's own line goes first: no later run could write it.
                 log.write(record(at, last, speed))
                 last = None

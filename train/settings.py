@@ -41,7 +41,8 @@ class TrainSettings:
         most of the work, as on small machines), "full" all. draft_vocab: with "seen", only so many of the
         most frequent ids are drafted: rare ones cost every round more than they give; None: all seen.
     heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
-    save_every: steps between checkpoints, of which `keep` are kept.
+    save_every: steps that a sudden death costs at the most. A checkpoint is begun after each half of them and
+        is whole before the next is begun; `keep` are kept.
     chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, at the
         most; None: all. remat: what the backward pass computes again instead of keeping it.
     anchor_chunk: blocks of a row that go through all draft layers at a time, at the most, so that memory does
@@ -95,9 +96,9 @@ class TrainSettings:
         for name in ("seq_len", "batch", "accumulation", "steps", "num_layers", "chunk"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("eval_every", "save_every", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, least in (("eval_every", 1), ("save_every", 2), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.batch % self.accumulation:
             raise UserError(f"batch {self.batch} is not divisible by accumulation {self.accumulation}")
         if (self.num_anchors is None) == (self.query_budget is None):

@@ -226,7 +226,7 @@ def make_step(
     optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """(state, frozen, seed, progress, features, tokens, answer, row_ids) -> (state, metrics); jitted, donated.
+    """Jitted (state, frozen, seed, progress, features, tokens, answer, row_ids) -> (state, metrics), donated.
 
     `seed` and the step draw the blocks; it is an argument so that runs that differ in it share a program.
     `progress` in 0..1 sets the learning rate.

@@ -72,6 +72,8 @@ class Train:
     """Stop after this long, saved; the next run goes on."""
     profile: tuple[int, int] | None = None
     """First and last step, counted from 1, to trace into RUN/profile; default the config's."""
+    accept: tuple[str, ...] = ()
+    """Go on with a run that was made under another contract in these points, such as: learning_rate data."""
     cache_dir: Path | None = None
     coordinator: str | None = None
     """host:port of the first of several processes; TPU slices, Slurm and Open MPI tell by themselves."""
@@ -90,7 +92,7 @@ class Train:
         join(self.coordinator, self.processes, self.process_id)
         dtype, mesh = dtype_of(settings.dtype), settings.named_mesh()
         loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
-        print(f"drafter: {train(settings, loaded, self.minutes)}")
+        print(f"drafter: {train(settings, loaded, self.minutes, accept=self.accept)}")
 
 
 @dataclasses.dataclass

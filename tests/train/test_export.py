@@ -56,7 +56,7 @@ def settings(tmp_path_factory):
         train_vocab="seen",
         heldout=3,
         eval_every=2,
-        save_every=2,
+        save_every=4,
         chunk=64,
     )
 

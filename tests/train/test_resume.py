@@ -123,7 +123,7 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
         steps=6,
         heldout=4,
         eval_every=3,
-        save_every=3,
+        save_every=6,
         chunk=64,
     )
     _, straight = load_drafter(train(settings, target))
@@ -141,8 +141,16 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
     logged = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in logged if "loss" in r] == [1, 2, 3, 4, 5, 6]
     assert [r["step"] for r in logged if "eval" in r] == [0, 3, 6]
-    with pytest.raises(UserError, match="learning_rate"):
-        train(dataclasses.replace(broken, learning_rate=1e-5), target)
+    changed = dataclasses.replace(broken, learning_rate=1e-5)
+    with pytest.raises(UserError, match="--accept learning_rate"):
+        train(changed, target)
+    with pytest.raises(UserError, match="rate_of_learning"):
+        train(changed, target, accept=("rate_of_learning",))
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "6")
+    _, other = load_drafter(train(changed, target, accept=("learning_rate",)))
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(resumed), strict=True))
+    with pytest.raises(UserError, match="learning_rate"):  # the newest checkpoint holds the new contract
+        train(broken, target)
     # A run may start from what another one ended with; no step moves it, so it comes out as it went in.
     warm = dataclasses.replace(settings, run=str(tmp_path / "warm"), init=str(tmp_path / "straight/drafter"))
     folder = train(warm, target, minutes=0.0)
