@@ -153,7 +153,9 @@ def train(
     at = int(state.step)
     if at == 0 and first():
         _show_sample(rows.train[0], target)
-    bar = tqdm(total=settings.steps, initial=at, desc="train", disable=None)
+    # Of time or steps, whichever ends the run: so the time left is that of the whole run.
+    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    bar = tqdm(total=1.0, initial=progress(), desc="train", bar_format=form, disable=None)
     with Log(run, at, settings.loggers) as log, Termination() as stop:
         while at < settings.steps and progress() < 1.0 and not (stopping := stop.asked(at)):
             profile.before(at + 1)
@@ -166,9 +168,9 @@ def train(
             # Fetched one step late, so that the host never waits for the step it has just sent off.
             if last is not None:
                 log.write(record(at - 1, last, speed))
-                bar.set_postfix(loss=f"{float(last['loss']):.3f}", refresh=False)
+                bar.set_postfix(step=at, loss=f"{float(last['loss']):.3f}", refresh=False)
             last = metrics
-            bar.update()
+            bar.update(progress() - bar.n)
             if rows.heldout and at % settings.eval_every == 0:
                 scores = score(state)
                 speed.pause()

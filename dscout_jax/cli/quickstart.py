@@ -51,7 +51,7 @@ def quickstart(run: Path, minutes: float, cache_dir: Path | None) -> None:
     print(report(folders, run / "report", run / "metrics.jsonl"))
     print(f"table, plot and JSON: {run / 'report'}.md, .png, .json\ndrafter: {drafter}")
     print(f"{(time.monotonic() - begun) / 60:.1f} minutes, peak memory {_peak_gib():.1f} GiB")
-    print(f'try: dscout generate "Why is the sky blue?" --drafter {drafter}')
+    print(f'try: dscout generate "Why is the sky blue?" --drafter {drafter} --dtype bfloat16')
 
 
 def _peak_gib() -> float:
