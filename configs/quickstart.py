@@ -2,8 +2,7 @@
 
 Reproduces: the table of `make quickstart`.
 Hardware: a CPU with 2 cores and 8 GB of memory.
-Cost: 8 minutes and 3 GiB with `--minutes 2` on 2 cores of an AMD EPYC with AVX512-bf16 (already installed,
-    other work beside it for the first two); the answers and the comparison are six of them.
+Cost: 13 minutes and 3 GiB on 2 cores of an AMD EPYC with AVX512-bf16, installation and all; 8 of them training.
 Command: make quickstart, or `dscout quickstart`.
 """
 
