@@ -2,7 +2,7 @@
 
 Reproduces: the table of `make quickstart`.
 Hardware: a CPU with 2 cores and 8 GB of memory.
-Cost: 13 minutes and 3 GiB on 2 cores of an AMD EPYC with AVX512-bf16, installation and all; 8 of them training.
+Cost: 13 minutes and 3 GiB on 2 cores of an AMD EPYC with AVX512-bf16; 8 of them training, 1 installing.
 Command: make quickstart, or `dscout quickstart`.
 """
 
