@@ -1,7 +1,6 @@
 """Plain against speculative decoding, prompt by prompt: speed, MAT, and whether the output is the same."""
 
 import dataclasses
-import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,12 @@ import jax
 
 from dscout_jax.decode import Decoder, Sampling
 from dscout_jax.errors import UserError
-from dscout_jax.interop import LoadedTarget, load_provenance
+from dscout_jax.interop import LoadedTarget
 from infer.apply import PolicyUse
-from infer.contest import Contest, Contestant, Terms, called
-from infer.fingerprint import fingerprint
-from infer.load import LOOKUP, encode_prompt, load_decoder
+from infer.contest import Contest, Terms
+from infer.contestants import Contestant, Entry, called, load_contestants, names_of
+from infer.fingerprint import digest
+from infer.load import encode_prompt
 from infer.machine import describe
 from infer.records import Records
 from infer.workload import Turns, load_workloads, order
@@ -35,7 +35,7 @@ class BenchmarkSettings:
     prompts: JSONL files of {"turns": [...]}, folders of such, "hf:NAME[:SPLIT[:COLUMN]]" (see
         `load_workloads`). A file's stem names its dataset.
     drafters: folders, "lookup", or a folder and "+lookup" (see `load_decoder`), all measured beside the one
-        plain baseline. A folder's last part names it.
+        plain baseline. Their paths name them (see `names_of`).
     block_sizes: sizes to measure; empty: each drafter's own.
     policy: in place of block sizes (see `infer.apply`).
     smaller, min_confidence: sizes that a round may be cut to when its drafts are too unsure (see Decoder).
@@ -87,9 +87,9 @@ class BenchmarkSettings:
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} must be at least 1")
         self.sampling.check()
-        names = [_name(drafter) for drafter in self.drafters]
+        names = names_of(self.drafters)
         if not names or len(set(names)) < len(names):
-            raise UserError(f"name one or more drafters, each once; their folders are called {names}")
+            raise UserError(f"name one or more drafters, each once; they are called {names}")
 
     @property
     def sampling(self) -> Sampling:
@@ -108,7 +108,21 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     """
     settings.check()
     asked = load_workloads(settings.prompts)
-    loaded, decoders = _load(settings)
+    options: dict[str, Any] = {}
+    if settings.smaller:
+        options = {"smaller": settings.smaller, "min_confidence": settings.min_confidence}
+    loaded, entries = load_contestants(
+        settings.target,
+        settings.drafters,
+        block_sizes=settings.block_sizes,
+        policy=settings.policy,
+        concurrency=settings.concurrency,
+        dtype=settings.dtype,
+        cache_dir=settings.cache_dir,
+        bucket=settings.prompt_bucket,
+        **options,
+    )
+    decoders = {at: entry.decoder for at, entry in entries.items()}
     longest = _longest(settings, loaded, decoders)
     datasets = {}
     for name, conversations in asked.items():
@@ -127,7 +141,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
         "plain_rows": settings.plain_rows,
         "backend": jax.default_backend(),
     }
-    records = Records(settings.out / "records.jsonl", _digest(about))
+    records = Records(settings.out / "records.jsonl", digest(about))
     if ("setup",) not in records:
         records.add(("setup",), {"about": about})
     terms = Terms(settings.max_new_tokens, settings.sampling, settings.concurrency, settings.plain_rows)
@@ -140,7 +154,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     rows = []
     for name, picked in datasets.items():
         if picked.turns:
-            rows += _dataset_rows(settings, loaded, contest, name, picked, longest, log)
+            rows += _dataset_rows(settings, loaded, contest, entries, name, picked, longest, log)
     document = {"machine": describe(), "rows": rows}
     (settings.out / "rows.json").write_text(json.dumps(document, indent=1) + "\n")
     return rows
@@ -185,6 +199,7 @@ def _dataset_rows(
     settings: BenchmarkSettings,
     loaded: LoadedTarget,
     contest: Contest,
+    entries: Mapping[Contestant, Entry],
     name: str,
     picked: _Picked,
     longest: int,
@@ -223,11 +238,11 @@ def _dataset_rows(
         for turn, asks in asked:
             contest.check_same_program(name, turn, asks, at)
     rows = []
-    for at, drafter in zip(contest.decoders, _per_decoder(settings, contest.decoders), strict=True):
+    for at, entry in entries.items():
         row = {
             "dataset": name,
             "target": loaded.name,
-            "provenance": _provenance(drafter),
+            "provenance": entry.provenance(),
             "dtype": settings.dtype,
             "temperature": settings.temperature,
             "seed": settings.seed,
@@ -239,54 +254,7 @@ def _dataset_rows(
             row |= {"top_k": settings.top_k, "top_p": settings.top_p, "min_p": settings.min_p}
         if settings.smaller:
             row |= {"smaller": list(settings.smaller), "min_confidence": settings.min_confidence}
+        if entry.policy:
+            row["policy"] = entry.policy
         rows.append(row | contest.row(name, places, at))
     return rows
-
-
-def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, Decoder]]:
-    """The target, and a decoder for every drafter and block size."""
-    options: dict[str, Any] = {}
-    if settings.smaller:
-        options = {"smaller": settings.smaller, "min_confidence": settings.min_confidence}
-    loaded: Any = settings.target
-    decoders: dict[Contestant, Decoder] = {}
-    for drafter in settings.drafters:
-        loaded, full = load_decoder(
-            loaded,
-            drafter,
-            dtype=settings.dtype,
-            cache_dir=settings.cache_dir,
-            bucket=settings.prompt_bucket,
-            **options,
-        )
-        made_of = [fingerprint(full.weights.drafter), len(full.draft_ids or ()), options]
-        if settings.policy:
-            decoder, size = settings.policy.follow(
-                loaded, full, drafter, settings.dtype, settings.concurrency
-            )
-            made_of.append([settings.policy.adapt, settings.policy.explore, size])
-            decoders[f"{_name(drafter)}@{_digest(made_of)}", size] = decoder
-            continue
-        name = f"{_name(drafter)}@{_digest(made_of)}"
-        for size in settings.block_sizes or (full.block_size,):
-            decoders[name, size] = full if size == full.block_size else full.resize(size)
-    return loaded, decoders
-
-
-def _per_decoder(settings: BenchmarkSettings, decoders: Mapping[Contestant, Decoder]) -> list[str]:
-    """The drafter of each decoder, as the settings give it."""
-    given = {_name(drafter): drafter for drafter in settings.drafters}
-    return [given[name.rpartition("@")[0]] for name, _ in decoders]
-
-
-def _name(drafter: str) -> str:
-    return Path(drafter).name
-
-
-def _digest(what: Any) -> str:
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _provenance(drafter: str) -> dict[str, Any]:
-    folder = Path(drafter.removesuffix(f"+{LOOKUP}"))
-    return load_provenance(folder) if folder.is_dir() else {}

@@ -13,19 +13,12 @@ from dscout_jax import ops
 from dscout_jax.decode import Decoder, Generation, Request, Sampling, mat, seed_of, serve
 from dscout_jax.models import Target, target_head
 from infer import latency
+from infer.contestants import Contestant, called, drafter_of
 from infer.figures import Record, figures, ratio, speed
 from infer.records import Records
 
-Contestant = tuple[str, int]
-"""A drafter's name with a digest of its weights and options behind an @, and a block size."""
-
 Asks = Mapping[int, Sequence[int]]
 """Ids of the prompts of one turn, by the number of the conversation."""
-
-
-def called(at: Contestant) -> str:
-    """A contestant's name for people."""
-    return f"{at[0].rpartition('@')[0]} B={at[1]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +212,7 @@ class Contest:
         ]
         gaps = [part["gap"] for part in apart if part["gap"] is not None]
         row = {
-            "drafter": at[0].rpartition("@")[0],
+            "drafter": drafter_of(at),
             "block_size": at[1],
             "concurrency": self.terms.concurrency,
             "plain_rows": self._plain_rows,

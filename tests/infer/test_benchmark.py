@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -238,7 +239,8 @@ def test_drafters_compete_beside_one_baseline_and_may_come_later(settings):
     all_of_them = dataclasses.replace(settings, limit=1, drafters=(folder, "lookup", f"{folder}+lookup"))
     rows = benchmark(all_of_them, str)
     names = [(row["drafter"], row["block_size"]) for row in rows]
-    assert names == [(n, b) for n in ("drafter", "lookup", "drafter+lookup") for b in (2, 4)]
+    run = Path(folder).parent.name
+    assert names == [(n, b) for n in (run, "lookup", f"{run}+lookup") for b in (2, 4)]
     assert all(row["identical"] == row["n"] == 1 for row in rows)
     assert len({row["plain_tokens_per_s"] for row in rows}) == 1 and rows[:2] == first
     assert rows[4]["provenance"] == rows[0]["provenance"] != {} == rows[2]["provenance"]
