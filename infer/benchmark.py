@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-
 from dscout_jax.decode import Decoder, Sampling
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
@@ -24,6 +22,8 @@ from infer.workload import Turns, load_workloads, order
 Log = Callable[[str], object]
 PART_ROUNDS = 16
 """Rounds of a part's timed program."""
+QUEUE = 4
+"""Conversations of a queue for each of its slots. Between queues the sides take turns; a kill loses one."""
 
 SameProgram = Literal["best", "all", "none"]
 
@@ -45,10 +45,12 @@ class BenchmarkSettings:
     max_prompt_tokens: a longer prompt ends its conversation, and is counted.
     prompt_bucket: prompts are padded to multiples of this; a larger one compiles less and prefills more.
     temperature, top_k, top_p, min_p: how answers are drawn; each prompt has a seed of its own.
-    concurrency: above 1 a dataset's prompts are one queue over so many slots (see `serve`).
+    concurrency: above 1 a dataset's prompts are queues over so many slots (see `serve`), QUEUE conversations
+        a slot; plain decoding and every contestant answer one before the next begins.
     plain_rows: rows that plain decoding computes (see Decoder); None: the faster of 1 and 2, by trial.
     same_program: at which sizes plain decoding also runs through the speculative program, for an identity
-        that does not hang on the kernels' shape: each dataset's "best" (by speed-up), "all" or "none".
+        that does not hang on the kernels' shape: each dataset's "best" (by speed-up), "all" or "none". Never
+        where rounds take several sizes: without drafts they take others, and bf16 rounds differently in them.
     parts: time draft, verify and the rest of a round too, once a run at the prompts' median length.
     out: folder of records.jsonl (a line a measurement; a second run goes on from it) and rows.json.
     """
@@ -139,7 +141,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
         "sampling": settings.sampling._asdict(),
         "concurrency": settings.concurrency,
         "plain_rows": settings.plain_rows,
-        "backend": jax.default_backend(),
+        "machine": describe(),
     }
     records = Records(settings.out / "records.jsonl", digest(about))
     if ("setup",) not in records:
@@ -155,7 +157,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     for name, picked in datasets.items():
         if picked.turns:
             rows += _dataset_rows(settings, loaded, contest, entries, name, picked, longest, log)
-    document = {"machine": describe(), "rows": rows}
+    document = {"machine": about["machine"], "rows": rows}
     (settings.out / "rows.json").write_text(json.dumps(document, indent=1) + "\n")
     return rows
 
@@ -206,8 +208,9 @@ def _dataset_rows(
     log: Log,
 ) -> list[dict[str, Any]]:
     """Measures a dataset and returns a row a contestant."""
-    alone = settings.concurrency == 1
-    groups = [[index] for index in picked.turns] if alone else [list(picked.turns)]
+    together = QUEUE * settings.concurrency if settings.concurrency > 1 else 1
+    indices = [*picked.turns]
+    groups = [indices[at : at + together] for at in range(0, len(indices), together)]
     asked: list[tuple[int, dict[int, list[int]]]] = []
     skipped = picked.passed
     for done, group in enumerate(groups, start=1):
@@ -229,11 +232,10 @@ def _dataset_rows(
             for index in asks:
                 answer = loaded.tokenizer.decode(contest.records[name, index, turn, "plain"]["tokens"])
                 history[index].append((picked.turns[index][turn], answer))
-    places = [(index, turn) for turn, asks in asked for index in asks]
-    checked = list(contest.decoders) if settings.same_program == "all" else []
-    if settings.same_program == "best":
-        checked = [max(contest.decoders, key=lambda at: contest.row(name, places, at)["speedup"])]
-    for at in checked:
+    checked = [at for at, decoder in contest.decoders.items() if len(decoder.sizes) == 1]
+    if settings.same_program == "best" and checked:
+        checked = [max(checked, key=lambda at: contest.row(name, asked, at)["speedup"])]
+    for at in checked if settings.same_program != "none" else []:
         log(f"{name}: plain decoding through the program of {called(at)}")
         for turn, asks in asked:
             contest.check_same_program(name, turn, asks, at)
@@ -256,5 +258,5 @@ def _dataset_rows(
             row |= {"smaller": list(settings.smaller), "min_confidence": settings.min_confidence}
         if entry.policy:
             row["policy"] = entry.policy
-        rows.append(row | contest.row(name, places, at))
+        rows.append(row | contest.row(name, asked, at))
     return rows

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dscout_jax.decode import Decoder, serve
 from dscout_jax.errors import UserError
+from infer import machine
 from infer.benchmark import BenchmarkSettings, benchmark
 from infer.compare import compare
 from infer.contest import make_gap
@@ -129,8 +131,18 @@ def test_turns_follow_plain_decodings_answers(settings, tmp_path):
     assert side["n"] == 5 and side["speedup"]["ratio"] == 1 and side["differs"] == {}
 
 
-def test_a_queue_gives_the_same_answers_as_one_by_one(settings):
-    """Drawn, with a seed a prompt; the queue's speed counts all its tokens and its whole time."""
+def test_a_queue_gives_the_same_answers_as_one_by_one(settings, monkeypatch):
+    """Drawn, with a seed a prompt; the speed counts all tokens of the queues and their whole time."""
+    monkeypatch.setattr("infer.benchmark.QUEUE", 1)  # two conversations, then the third
+    compiled = {}
+
+    def watched(decoder, requests, slots, *options):
+        before = decoder.compilations
+        yield from serve(decoder, requests, slots, *options)
+        rows = min(slots, len(requests))
+        compiled.setdefault((id(decoder), rows), []).append(decoder.compilations - before)
+
+    monkeypatch.setattr("infer.contest.serve", watched)
     drawn = dataclasses.replace(settings, block_sizes=(4,), temperature=0.9, top_k=40, seed=5, max_turns=2)
     [alone] = benchmark(drawn, str)
     first = recorded(drawn)
@@ -145,10 +157,18 @@ def test_a_queue_gives_the_same_answers_as_one_by_one(settings):
 
     assert tokens(first).items() <= tokens(second).items()
     assert len({str(t) for t in tokens(first).values()}) > 3
-    queues = [r for r in second if r["key"][2:4] == ["queue", "plain"]]
+    queues = [r for r in second if r["key"][2] == "queue" and r["key"][4] == "plain"]
     count = sum(len(t) for key, t in tokens(second).items() if key[3] == "plain")
     assert np.isclose(row["plain_tokens_per_s"], count / sum(r["seconds"] for r in queues))
     assert row["speedup_spread"] is None
+    # What is timed was compiled and run before: plain and speculative, two rows and one.
+    assert len(compiled) == 4 and all(first > 0 == max(rest) for first, *rest in compiled.values())
+    # Sides take turns by queue, every other time in the other order.
+    order = [(r["key"][1], r["key"][3], r["key"][4]) for r in second if r["key"][2] == "queue"]
+    sides = ("plain", "speculative")
+    places = [(0, 0), (1, 0), (0, 2), (1, 2)]
+    in_turns = [(*at, side) for n, at in enumerate(places) for side in sides[:: 1 - n % 2 * 2]]
+    assert [one for one in order if one[2] != "same_program"] == in_turns
     [side] = compare(queued.out, queued.out)
     assert side["n"] == 6 and side["mat"]["ratio"] == 1
     with pytest.raises(UserError, match="concurrency 1 and 2"):
@@ -156,9 +176,40 @@ def test_a_queue_gives_the_same_answers_as_one_by_one(settings):
 
     before = len(second)
     assert benchmark(queued, str) == [row] and len(recorded(queued)) == before
-    # With another prompt in it, it is another queue.
+    # A kill before a queue's last line: that queue is measured again, one answer and its seconds.
+    lines = [json.dumps(r) for r in second if r["key"][:5] != ["questions", 1, "queue", 2, "speculative"]]
+    assert len(lines) == before - 1
+    (queued.out / "records.jsonl").write_text("\n".join(lines) + "\n")
+    benchmark(queued, str)
+    assert len(recorded(queued)) == before + 1
+    # Whole queues are kept by a smaller sample; without one of its prompts a queue is another.
     assert benchmark(dataclasses.replace(queued, limit=2), str)[0]["n"] == 4
-    assert len(recorded(queued)) > before
+    assert len(recorded(queued)) == before + 1
+    assert benchmark(dataclasses.replace(queued, limit=1), str)[0]["n"] == 2
+    assert len(recorded(queued)) > before + 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_only_the_very_prompt_and_machine_count(settings, prompt_file, concurrency, monkeypatch):
+    own = dataclasses.replace(settings, block_sizes=(4,), concurrency=concurrency, limit=2)
+    benchmark(own, str)
+    before = recorded(own)
+    lines = prompt_file.read_text(encoding="utf-8").split("\n")
+    lines[1] = json.dumps({"turns": ["Name three."]})
+    prompt_file.write_text("\n".join(lines), encoding="utf-8")
+    benchmark(own, str)
+    anew = recorded(own)[len(before) :]
+    asked = {0, 1} if concurrency > 1 else {1}
+    assert {r["key"][1] for r in anew if "prompt" in r} == asked
+    modes = [r["key"][3] for r in anew if "tokens" in r]
+    assert sorted(set(modes)) == ["plain", "speculative"] and len(modes) == 2 * len(asked)
+
+    here = machine.describe()
+    monkeypatch.setattr("infer.benchmark.describe", lambda: here | {"cpu": "abacus"})
+    before = recorded(own)
+    benchmark(own, str)
+    anew = recorded(own)[len(before) :]
+    assert len([r for r in anew if "tokens" in r]) == 4 and anew[0]["about"]["machine"]["cpu"] == "abacus"
 
 
 def test_a_sample_is_seeded(settings):
@@ -172,18 +223,23 @@ def test_a_sample_is_seeded(settings):
     assert all(len(two) == 2 and max(two) < 3 for two in picked), "the fourth is too long"
 
 
-def test_a_block_of_one_is_plain_decoding(settings):
-    """The same program, tokens and rounds: 1.00 but for noise."""
-    [row] = benchmark(dataclasses.replace(settings, block_sizes=(1,), parts=True), str)
-    assert (row["mat"], row["tau"], row["histogram"], row["draft_ms"]) == (1, 1, [7 * 3], 0)
-    _, decoder = load_decoder(settings.target, settings.drafters[0], dtype="float32")
-    one, plain = decoder.resize(1), decoder.plain(1)
-    texts = []
-    for side in (one, plain):
-        side.generate([[1, 2, 3]], 4)
-        loops = [program for key, program in side.programs.items() if key[0] == "loop"]
-        texts += [loop.as_text() for loop in loops]
-    assert len(texts) == 2 and texts[0].split("\n")[1:] == texts[1].split("\n")[1:]
+@pytest.mark.parametrize(("dtype", "rows"), [("float32", 1), ("bfloat16", 2)])
+def test_a_block_of_one_is_the_plain_baseline(settings, dtype, rows, monkeypatch):
+    """1.00 but for noise; a clock that tells nothing but the form of the program leaves none."""
+    generate = Decoder.generate
+
+    def clocked(self, *args, **options):
+        answers = generate(self, *args, **options)
+        return [dataclasses.replace(g, decode_seconds=g.rounds * (1.0 + self.block_size)) for g in answers]
+
+    monkeypatch.setattr(Decoder, "generate", clocked)
+    ones = dict(dtype=dtype, plain_rows=rows, block_sizes=(1,), parts=rows == 2)
+    [row] = benchmark(dataclasses.replace(settings, **ones), str)
+    assert row["speedup"] == pytest.approx(1) == row["speedup_of_means"]
+    assert row["speedup_spread"] == pytest.approx([1, 1])
+    assert row["plain_tokens_per_s"] == pytest.approx(1 / (1 + rows)) and row["plain_rows"] == rows
+    assert (row["identical"], row["mat"], row["tau"], row["histogram"]) == (3, 1, 1, [7 * 3])
+    assert row.get("draft_ms", 0) == 0
 
 
 def test_records_of_another_setup_are_kept_but_not_seen(tmp_path):
@@ -213,12 +269,23 @@ def test_only_a_torn_last_line_is_cut_off_and_in_place(tmp_path, monkeypatch):
     assert path.read_bytes() == whole and ("x",) in kept and ("y",) in kept
 
 
-def test_bf16_is_identical_through_the_same_program(settings):
+def test_bf16_is_identical_through_the_same_program(settings, tmp_path):
     options = dict(dtype="bfloat16", plain_rows=None, limit=2, same_program="all")
-    for row in benchmark(dataclasses.replace(settings, **options), str):
-        assert row["identical_same_program"] == row["n"] == 2
+    drafters = (*settings.drafters, "lookup")
+    rows = benchmark(dataclasses.replace(settings, drafters=drafters, **options), str)
+    # Rounds of several sizes are no one program: lookup sends two slots or four.
+    checked = [row for row in rows if "identical_same_program" in row]
+    assert [(row["drafter"] == "lookup", row["block_size"]) for row in checked] == [
+        *((False, 2), (False, 4), (True, 2))
+    ]
+    for row in checked:
+        assert row["identical_same_program"] == row["n"] == 2 and row["same_program_cost"] > 0
+    for row in rows:
         assert row["identical"] + round(row["divergence_rate"] * row["n"]) == row["n"]
-        assert row["plain_rows"] in (1, 2) and row["same_program_cost"] > 0
+        assert row["plain_rows"] in (1, 2)
+    lines = report([settings.out], tmp_path / "out").splitlines()
+    at = lines[0].split(" | ").index("identical (same program)")
+    assert [line.split(" | ")[at] for line in lines[2:6]] == ["2/2", "2/2", "2/2", ""]
 
 
 def test_bf16_is_identical_to_plain_decoding_of_its_shape(settings):
@@ -243,6 +310,8 @@ def test_drafters_compete_beside_one_baseline_and_may_come_later(settings):
     assert names == [(n, b) for n in (run, "lookup", f"{run}+lookup") for b in (2, 4)]
     assert all(row["identical"] == row["n"] == 1 for row in rows)
     assert len({row["plain_tokens_per_s"] for row in rows}) == 1 and rows[:2] == first
+    # Plain decoding ran beside the first alone.
+    assert [row["plain_measured_beside"] for row in rows] == [1, 1, 0, 0, 0, 0]
     assert rows[4]["provenance"] == rows[0]["provenance"] != {} == rows[2]["provenance"]
     with pytest.raises(UserError, match="each once"):
         benchmark(dataclasses.replace(settings, drafters=(folder, folder)), str)
