@@ -1,7 +1,6 @@
 """Plain against speculative decoding, prompt by prompt: speed, MAT, and whether the output is the same."""
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from dscout_jax.interop import LoadedTarget
 from infer.apply import PolicyUse
 from infer.contest import Contest, Terms
 from infer.contestants import Contestant, Entry, called, load_contestants, names_of
+from infer.document import write_document
 from infer.fingerprint import digest
 from infer.load import encode_prompt
 from infer.machine import describe
@@ -89,6 +89,10 @@ class BenchmarkSettings:
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} must be at least 1")
         self.sampling.check()
+        if self.min_confidence and not self.smaller:
+            raise UserError(
+                f"min_confidence {self.min_confidence:g} cuts rounds to smaller sizes: name them, --smaller"
+            )
         names = names_of(self.drafters)
         if not names or len(set(names)) < len(names):
             raise UserError(f"name one or more drafters, each once; they are called {names}")
@@ -158,7 +162,7 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
         if picked.turns:
             rows += _dataset_rows(settings, loaded, contest, entries, name, picked, longest, log)
     document = {"machine": about["machine"], "rows": rows}
-    (settings.out / "rows.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_document(settings.out / "rows.json", document)
     return rows
 
 
@@ -244,6 +248,7 @@ def _dataset_rows(
         row = {
             "dataset": name,
             "target": loaded.name,
+            "target_fingerprint": loaded.fingerprint,
             "provenance": entry.provenance(),
             "dtype": settings.dtype,
             "temperature": settings.temperature,

@@ -14,7 +14,7 @@ from dscout_jax.decode import Decoder, Generation, Request, Sampling, mat, seed_
 from dscout_jax.models import Target, target_head
 from infer import latency
 from infer.contestants import Contestant, called, drafter_of
-from infer.figures import Record, figures, ratio, speed
+from infer.figures import COUNTS, Record, counts, figures, ratio, speed
 from infer.fingerprint import digest
 from infer.records import Records
 
@@ -260,6 +260,13 @@ class Contest:
             "first_divergence_median": float(np.median([part["at"] for part in apart])) if apart else None,
             "logit_gap_median": float(np.median(gaps)) if gaps else None,
             "logit_gap_max": max(gaps) if gaps else None,
+            # What `compare` pairs by.
+            "answers": {
+                "conversation": [i for i, _ in places],
+                "turn": [turn for _, turn in places],
+                "prompt": [r["prompt"] for r in plain],
+                **dict(zip(COUNTS, map(list, zip(*counts(plain, spec), strict=True)), strict=True)),
+            },
         }
         if ("parts", *at) in self.records:
             timed = self.records[("parts", *at)]

@@ -4,16 +4,18 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dscout_jax.decode import Decoder, serve
 from dscout_jax.errors import UserError
+from dscout_jax.interop import load_drafter, save_drafter
 from infer import machine
 from infer.benchmark import BenchmarkSettings, benchmark
 from infer.compare import compare
-from infer.contest import make_gap
+from infer.contest import Contest, Terms, make_gap
 from infer.load import encode_prompt, load_decoder
 from infer.records import Records
 from infer.report import report
@@ -32,6 +34,7 @@ ISSUE_ROW = {
     *("speedup", "mat", "tau", "identical", "max_new_tokens", "survival", "plain_rows", "concurrency"),
     *("speedup_of_means", "speedup_spread", "mat_spread", "histogram", "prefill_ms", "identical_percent"),
     *("draft_ms", "verify_ms", "other_ms", "first_divergence_median", "conversations", "seed", "thinking"),
+    *("plain_tokens_per_s_spread", "speculative_tokens_per_s_spread", "tau_spread", "plain_measured_beside"),
 }
 
 
@@ -86,10 +89,19 @@ def test_rows_resume_and_report(settings, tmp_path):
     assert [row["mat"] for row in again] == [row["mat"] for row in rows]
 
     text = report([settings.out, settings.out], tmp_path / "both")
-    assert text.count("\n| questions |") == 4 and "3/3" in text
+    assert text.count("\n| questions |") == 2 * 4 and "3/3" in text
+    first, second = (text.index(name) for name in ("draft + verify + other ms", "rounds by drafts committed"))
+    histogram = " ".join(map(str, rows[1]["histogram"]))
+    assert first < second and f"| 100.0 |  |  | {histogram} |" in text[second:]
+    low, high = rows[1]["mat_spread"]
+    assert f" | {low:.2f}-{high:.2f} | " in text[second:] and f" | {again[1]['prefill_ms']:.1f} | " in text
     assert (tmp_path / "both.png").stat().st_size > 1000
     document = json.loads((tmp_path / "both.json").read_text())
     assert [row["block_size"] for row in document["rows"]] == [2, 4, 2, 4]
+
+    [*_, side] = compare(settings.out, settings.out / "rows.json")
+    assert side["n"] == 3 and side["tau"]["first"] == pytest.approx(rows[1]["tau"])
+    assert side["tokens_per_s"]["first"] == pytest.approx(again[1]["speculative_tokens_per_s"])
 
     html = (tmp_path / "both.html").read_text()
     assert all(f"<th>{name}</th>" in html for name in ("histogram", "prefill_ms", "survival"))
@@ -312,9 +324,66 @@ def test_drafters_compete_beside_one_baseline_and_may_come_later(settings):
     assert len({row["plain_tokens_per_s"] for row in rows}) == 1 and rows[:2] == first
     # Plain decoding ran beside the first alone.
     assert [row["plain_measured_beside"] for row in rows] == [1, 1, 0, 0, 0, 0]
+    lines = report([settings.out], settings.out / "report").splitlines()
+    assert ["* |" in line for line in lines[2:8]] == [False, False, True, True, True, True]
     assert rows[4]["provenance"] == rows[0]["provenance"] != {} == rows[2]["provenance"]
     with pytest.raises(UserError, match="each once"):
         benchmark(dataclasses.replace(settings, drafters=(folder, folder)), str)
+
+
+def test_a_drafter_trained_on_is_another_one(settings, tmp_path):
+    """In one folder of results, under one name; a result holds the answers of the last alone."""
+    (given,) = settings.drafters
+    config, params = load_drafter(given)
+    run = tmp_path / "run" / "drafter"
+    save_drafter(run, config, params)
+    one = dataclasses.replace(settings, drafters=(str(run),), block_sizes=(4,))
+    [before] = benchmark(one, str)
+    save_drafter(run, config, jax.tree.map(lambda leaf: -leaf, params))
+    [after] = benchmark(dataclasses.replace(one, limit=1), str)
+    assert (before["drafter"], before["n"], after["drafter"], after["n"]) == ("run", 3, "run", 1)
+    assert after["plain_measured_beside"] == 0
+    [side] = compare(one.out, one.out)
+    assert side["n"] == 1 and side["mat"]["first"] == pytest.approx(after["mat"])
+
+
+class Doctored:
+    """A decoder whose answers are doctored, as bf16 might."""
+
+    def __init__(self, decoder, doctor):
+        self.own, self.doctor = decoder, doctor
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def generate(self, prompts, *args, **options):
+        answers = self.own.generate(prompts, *args, **options)
+        return [self.doctor(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def test_where_outputs_part_and_how_close_the_choice_was(settings, tmp_path):
+    """One answer goes astray at its fourth token, one ends after its sixth, one stays."""
+    _, decoder = load_decoder(settings.target, settings.drafters[0], dtype="bfloat16", bucket=256)
+    asks = {0: [5, 9, 2], 1: [7, 7, 3, 8], 2: [11, 4]}
+
+    def doctor(prompt, answer):
+        tokens = {3: [*answer.tokens[:3], answer.tokens[3] + 1, *answer.tokens[4:]], 4: answer.tokens[:6]}
+        return dataclasses.replace(answer, tokens=tokens.get(len(prompt), answer.tokens))
+
+    at = ("doctored@", 4)
+    # Plain decoding of the same shape: nothing else can part.
+    terms = Terms(8, plain_rows=4)
+    contest = Contest(Records(tmp_path / "records.jsonl", "s"), {at: Doctored(decoder, doctor)}, terms)
+    for index, prompt in asks.items():
+        contest.measure("made up", 0, {index: prompt})
+    row = contest.row("made up", [(0, {index: prompt}) for index, prompt in asks.items()], at)
+    assert (row["identical"], row["divergence_rate"]) == (1, pytest.approx(2 / 3))
+    assert (row["first_divergence_min"], row["first_divergence_median"]) == (3, 4.5)
+    gap, params = make_gap(decoder.target), decoder.weights.target
+    plain = [contest.records["made up", i, 0, "plain"]["tokens"] for i in asks]
+    gaps = [gap(params, [*asks[i], *plain[i][:place]]) for i, place in ((0, 3), (1, 6))]
+    assert row["logit_gap_max"] == max(gaps) > min(gaps) >= 0
+    assert row["logit_gap_median"] == pytest.approx(sum(gaps) / 2)
 
 
 def test_gap_is_between_the_two_best_logits(folders):

@@ -36,7 +36,7 @@ def test_a_folder_of_sets_by_one_command(folders, tmp_path, capsys):
         assert np.isclose(mean["mat"], np.mean([r["mat"] for r in own]))
         assert mean["slowest"] == min(r["speedup"] for r in own)
     text = (tmp_path / "docs" / "suite.md").read_text()
-    assert printed[-1] in text and text.count("\n| chat |") == 2 and "by seed 3" in text
+    assert printed[-1] in text and text.count("\n| chat |") == 2 * 2 and "by seed 3" in text
     assert (tmp_path / "docs" / "suite.png").stat().st_size > 1000
     assert (tmp_path / "docs" / "suite.html").stat().st_size > 1000
 

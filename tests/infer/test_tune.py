@@ -16,6 +16,7 @@ from infer.generate import GenerateSettings, generate
 from infer.load import encode_prompt, load_decoder
 from infer.pictures import pictures
 from infer.policy import LatencyModel, load_policy
+from infer.report import report
 from infer.tune import MIXTURE, TuneSettings, in_turns, prepare, table, tune
 from infer.validate import knowing, longest_slot, queue_tokens_per_s, say, validate
 
@@ -182,6 +183,10 @@ def test_generate_and_bench_follow_a_policy(settings, policy, tmp_path, capsys):
         lines.append(len((run.out / "records.jsonl").read_text().splitlines()))
         assert row["policy"]["workload"] == workload
     assert lines[0] == lines[1] < lines[2] < lines[3]
+    # The table says what was followed.
+    [_, _, line, *_] = report([run.out], tmp_path / "report").splitlines()
+    sizes = " ".join(map(str, row["policy"]["sizes"]))
+    assert f"| {row['policy']['digest'][:6]}: more, adapts, explores 0.01: {sizes} |" in line
 
     for change, said in (
         (dict(drafter=None, policy=PolicyUse(even)), "--drafter"),
