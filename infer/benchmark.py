@@ -248,7 +248,7 @@ def _dataset_rows(
         row = {
             "dataset": name,
             "target": loaded.name,
-            "target_fingerprint": loaded.fingerprint,
+            "target_fingerprint": loaded.fingerprint[:16],
             "provenance": entry.provenance(),
             "dtype": settings.dtype,
             "temperature": settings.temperature,
