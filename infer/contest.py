@@ -108,7 +108,10 @@ class Contest:
             return known
         # A queue is one measurement: with other prompts in it, it is another.
         key = (dataset, turn, "queue", next(iter(asks)), *mode)
-        return known and key in self.records and self.records[key]["asked"] == [*asks]
+        if not known or key not in self.records:
+            return False
+        queue = self.records[key]
+        return (queue["asked"], queue["prompts"]) == ([*asks], digest([*asks.values()]))
 
     def _of(self, key: tuple, prompt: Sequence[int]) -> bool:
         """Whether there is a record of this very prompt: a file may be edited, or another of its name."""
@@ -161,7 +164,8 @@ class Contest:
         if self.terms.concurrency > 1:
             seconds = max(g.done_seconds for g in answers)
             key = (dataset, turn, "queue", next(iter(asks)), *mode)
-            self.records.add(key, {"asked": [*asks], "seconds": seconds})
+            row = {"asked": [*asks], "prompts": digest([*asks.values()]), "seconds": seconds}
+            self.records.add(key, row)
 
     def _answers(
         self, decoder: Decoder, requests: Sequence[Request], live_slots: int | None
