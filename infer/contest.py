@@ -173,11 +173,10 @@ class Contest:
         if self.terms.concurrency > 1:
             served = dict(serve(decoder, requests, self.terms.concurrency, live_slots))
             return [served[i] for i in range(len(requests))]
-        one = [
+        return [
             decoder.generate([r.prompt], r.max_new_tokens, sampling=r.sampling, live_slots=live_slots)[0]
             for r in requests
         ]
-        return one
 
     def _compare(self, dataset: str, index: int, turn: int, prompt: Sequence[int], at: Contestant) -> None:
         """Where the two outputs part; for argmaxes, how close the two best logits were there."""
