@@ -169,14 +169,14 @@ def test_a_queue_gives_the_same_answers_as_one_by_one(settings, monkeypatch):
 
     assert tokens(first).items() <= tokens(second).items()
     assert len({str(t) for t in tokens(first).values()}) > 3
-    queues = [r for r in second if r["key"][2] == "queue" and r["key"][4] == "plain"]
+    queues = [r for r in second if r["key"][2:3] == ["queue"] and r["key"][4] == "plain"]
     count = sum(len(t) for key, t in tokens(second).items() if key[3] == "plain")
     assert np.isclose(row["plain_tokens_per_s"], count / sum(r["seconds"] for r in queues))
     assert row["speedup_spread"] is None
     # What is timed was compiled and run before: plain and speculative, two rows and one.
     assert len(compiled) == 4 and all(first > 0 == max(rest) for first, *rest in compiled.values())
     # Sides take turns by queue, every other time in the other order.
-    order = [(r["key"][1], r["key"][3], r["key"][4]) for r in second if r["key"][2] == "queue"]
+    order = [(r["key"][1], r["key"][3], r["key"][4]) for r in second if r["key"][2:3] == ["queue"]]
     sides = ("plain", "speculative")
     places = [(0, 0), (1, 0), (0, 2), (1, 2)]
     in_turns = [(*at, side) for n, at in enumerate(places) for side in sides[:: 1 - n % 2 * 2]]
@@ -194,10 +194,8 @@ def test_a_queue_gives_the_same_answers_as_one_by_one(settings, monkeypatch):
     (queued.out / "records.jsonl").write_text("\n".join(lines) + "\n")
     benchmark(queued, str)
     assert len(recorded(queued)) == before + 1
-    # Whole queues are kept by a smaller sample; without one of its prompts a queue is another.
+    # With other prompts in it, it is another queue.
     assert benchmark(dataclasses.replace(queued, limit=2), str)[0]["n"] == 4
-    assert len(recorded(queued)) == before + 1
-    assert benchmark(dataclasses.replace(queued, limit=1), str)[0]["n"] == 2
     assert len(recorded(queued)) > before + 1
 
 
