@@ -204,8 +204,10 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
     """Puts benchmarks of one machine together: writes out.json, .md, .png and .html, returns the text.
 
     Raises:
-        UserError: a folder without rows.json or with an older one, or folders measured on unlike machines.
+        UserError: no folder, one without rows.json or with an older one, or folders of unlike machines.
     """
+    if not folders:
+        raise UserError("name one or more folders that `dscout bench` wrote")
     documents = []
     for folder in map(Path, folders):
         if not (folder / "rows.json").is_file():

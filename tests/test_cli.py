@@ -46,6 +46,7 @@ def test_two_words_name_one_command(capsys):
         (["bench", "q.jsonl", "--drafter", "d", "--policy", "no/such.json"], "no/such.json"),
         (["bench", "q.jsonl", "--drafter", "d", "--min-confidence", "0.5"], "--smaller"),
         (["tune", "report", "no/such"], "no/such"),
+        (["report"], "folders"),
         (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
     ],
 )
