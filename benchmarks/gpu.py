@@ -3,7 +3,7 @@
     benchmarks/gpu.sh
 
 Each figure is written as soon as it is there, small batches first, and none is begun after --seconds, of
-which each target has its share: what was left out is named in the JSON. Random drafters accept next to
+which each target has its share: what is still left out is named in the JSON. Random drafters accept next to
 nothing, so tokens a second mean nothing here; what speculation gains is MAT x plain step / round, with a
 MAT measured elsewhere.
 """
@@ -122,24 +122,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "prompt_tokens": tokens,
         "weights": "random",
         "figures": [],
-        "left_out": [],
+        "left_out": [
+            {"shape": name, "batch": batch, "what": what}
+            for name in shapes
+            for batch in batches
+            for what in ("parts", "loops")
+        ],
     }
     o.out.parent.mkdir(parents=True, exist_ok=True)
+    _write(o.out, document)
     for share, (name, config) in enumerate(shapes.items(), start=1):
         deadline = o.seconds * share / len(shapes)
         # One target at a time lies on the device.
         decoder = make_decoder(config, layers, max(sizes))
-        for batch in batches:
-            for what, run in (("parts", partial(parts, decoder, sizes)), ("loops", partial(loops, decoder))):
-                if time.monotonic() - begun > deadline:
-                    document["left_out"].append({"shape": name, "batch": batch, "what": what})
-                else:
-                    ms = run(batch, tokens, calls, repeats)
-                    document["figures"].append({"shape": name, "batch": batch, "what": what, "ms": ms})
-                    print(name, f"batch {batch}:", {k: round(v, 2) for k, v in ms.items()}, flush=True)
-                document["seconds"] = time.monotonic() - begun
-                o.out.write_text(json.dumps(document, indent=1) + "\n")
-        del decoder, run
+        runs = {"parts": partial(parts, decoder, sizes), "loops": partial(loops, decoder)}
+        for one in [one for one in document["left_out"] if one["shape"] == name]:
+            if time.monotonic() - begun > deadline:
+                break
+            ms = runs[one["what"]](one["batch"], tokens, calls, repeats)
+            document["figures"].append(one | {"ms": ms})
+            document["left_out"].remove(one)
+            document["seconds"] = time.monotonic() - begun
+            print(name, f"batch {one['batch']}:", {k: round(v, 2) for k, v in ms.items()}, flush=True)
+            _write(o.out, document)
+        del decoder, runs
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,21 @@
 #     OUT=results benchmarks/gpu.sh            # makes .venv-gpu and installs jax[cuda12] into it
 #     PYTHON=python benchmarks/gpu.sh          # uses this interpreter's packages as they are
 #     benchmarks/gpu.sh --tiny                 # small shapes on whatever is there: does the script work?
+#
+# After LIMIT seconds it is ended, whatever it is at, with exit code 124; what was measured by then is written.
 set -euo pipefail
+export LIMIT="${LIMIT:-475}"
+if [[ -z "${BOUNDED:-}" ]]; then
+    BOUNDED=yes exec timeout --kill-after=5 "$LIMIT" "$0" "$@"
+fi
 cd "$(dirname "$0")/.."
 export OUT="${OUT:-runs/gpu}"
 mkdir -p "$OUT"
-BEGUN=$SECONDS
 if [[ -z "${PYTHON:-}" ]]; then
     python3 -m venv .venv-gpu
     PYTHON=.venv-gpu/bin/python
     "$PYTHON" -m pip install --quiet --disable-pip-version-check -e . 'jax[cuda12]'
 fi
-# Half a minute is left for the last measurement to end and be written.
+# The last measurement has half a minute to end and be written.
 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" benchmarks/gpu.py \
-    --out "$OUT/gpu.json" --seconds $((450 - (SECONDS - BEGUN))) "$@"
+    --out "$OUT/gpu.json" --seconds $((LIMIT - 30 - SECONDS)) "$@"

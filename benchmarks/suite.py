@@ -7,7 +7,6 @@ all of them; writes OUT.md, .json, .png and .html. A killed run goes on by the s
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ import numpy as np
 
 from dscout_jax.cli.common import decodable
 from infer.benchmark import BenchmarkSettings, benchmark
+from infer.document import write_document
 from infer.html import page
 from infer.machine import describe
-from infer.report import DEFINITIONS, in_cells, machine_line, table
+from infer.report import DEFINITIONS, details, in_cells, machine_line, table
 
 Row = dict[str, Any]
 
@@ -127,9 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     notes = (sample, DEFINITIONS, machine_line(machine))
     shown = f"![MAT and speed-up]({o.out.name}.png)\n"
-    text = "\n\n".join(["Means over the sets:", means_table(over_sets), table(rows), *notes, shown])
+    text = "\n\n".join(
+        ["Means over the sets:", means_table(over_sets), table(rows), details(rows), *notes, shown]
+    )
     document = {"machine": machine, "means": over_sets, "rows": rows}
-    Path(f"{o.out}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_document(f"{o.out}.json", document)
     Path(f"{o.out}.md").write_text(text)
     tables = [("Means over the sets", over_sets), ("Sets", [*map(in_cells, rows)])]
     Path(f"{o.out}.html").write_text(page("Suite", tables, notes, [Path(f"{o.out}.png")]))

@@ -1,6 +1,7 @@
 """A decoder that follows a policy file: at one block size, or choosing among a few as it learns."""
 
 import dataclasses
+import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ class PolicyUse:
         policy = load_policy(self.file)
         policy.best(self.workload, concurrency)
         return policy
+
+    def said(self, decoder: Decoder, size: int) -> dict[str, Any]:
+        """What a result of `follow` is known by: the file's contents, what was asked of it, its answer."""
+        return {
+            "digest": hashlib.sha256(self.file.read_bytes()).hexdigest()[:16],
+            "workload": self.workload,
+            "adapt": self.adapt,
+            "explore": self.explore if self.adapt else None,
+            "sizes": list(decoder.sizes) if size > 1 else [1],
+        }
 
     def follow(
         self, loaded: LoadedTarget, full: Decoder, drafter: str | Path, dtype: str, concurrency: int = 1

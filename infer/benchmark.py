@@ -1,22 +1,20 @@
 """Plain against speculative decoding, prompt by prompt: speed, MAT, and whether the output is the same."""
 
 import dataclasses
-import hashlib
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-
 from dscout_jax.decode import Decoder, Sampling
 from dscout_jax.errors import UserError
-from dscout_jax.interop import LoadedTarget, load_provenance
+from dscout_jax.interop import LoadedTarget
 from infer.apply import PolicyUse
-from infer.contest import Contest, Contestant, Terms, called
-from infer.fingerprint import fingerprint
-from infer.load import LOOKUP, encode_prompt, load_decoder
+from infer.contest import Contest, Terms
+from infer.contestants import Contestant, Entry, called, load_contestants, names_of
+from infer.document import write_document
+from infer.fingerprint import digest
+from infer.load import encode_prompt
 from infer.machine import describe
 from infer.records import Records
 from infer.workload import Turns, load_workloads, order
@@ -24,6 +22,8 @@ from infer.workload import Turns, load_workloads, order
 Log = Callable[[str], object]
 PART_ROUNDS = 16
 """Rounds of a part's timed program."""
+QUEUE = 4
+"""Conversations of a queue for each of its slots. Between queues the sides take turns; a kill loses one."""
 
 SameProgram = Literal["best", "all", "none"]
 
@@ -35,7 +35,7 @@ class BenchmarkSettings:
     prompts: JSONL files of {"turns": [...]}, folders of such, "hf:NAME[:SPLIT[:COLUMN]]" (see
         `load_workloads`). A file's stem names its dataset.
     drafters: folders, "lookup", or a folder and "+lookup" (see `load_decoder`), all measured beside the one
-        plain baseline. A folder's last part names it.
+        plain baseline. Their paths name them (see `names_of`).
     block_sizes: sizes to measure; empty: each drafter's own.
     policy: in place of block sizes (see `infer.apply`).
     smaller, min_confidence: sizes that a round may be cut to when its drafts are too unsure (see Decoder).
@@ -45,10 +45,12 @@ class BenchmarkSettings:
     max_prompt_tokens: a longer prompt ends its conversation, and is counted.
     prompt_bucket: prompts are padded to multiples of this; a larger one compiles less and prefills more.
     temperature, top_k, top_p, min_p: how answers are drawn; each prompt has a seed of its own.
-    concurrency: above 1 a dataset's prompts are one queue over so many slots (see `serve`).
+    concurrency: above 1 a dataset's prompts are queues over so many slots (see `serve`), QUEUE conversations
+        a slot; plain decoding and every contestant answer one before the next begins.
     plain_rows: rows that plain decoding computes (see Decoder); None: the faster of 1 and 2, by trial.
     same_program: at which sizes plain decoding also runs through the speculative program, for an identity
-        that does not hang on the kernels' shape: each dataset's "best" (by speed-up), "all" or "none".
+        that does not hang on the kernels' shape: each dataset's "best" (by speed-up), "all" or "none". Never
+        where rounds take several sizes: without drafts they take others, and bf16 rounds differently in them.
     parts: time draft, verify and the rest of a round too, once a run at the prompts' median length.
     out: folder of records.jsonl (a line a measurement; a second run goes on from it) and rows.json.
     """
@@ -87,9 +89,13 @@ class BenchmarkSettings:
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} must be at least 1")
         self.sampling.check()
-        names = [_name(drafter) for drafter in self.drafters]
+        if self.min_confidence and not self.smaller:
+            raise UserError(
+                f"min_confidence {self.min_confidence:g} cuts rounds to smaller sizes: name them, --smaller"
+            )
+        names = names_of(self.drafters)
         if not names or len(set(names)) < len(names):
-            raise UserError(f"name one or more drafters, each once; their folders are called {names}")
+            raise UserError(f"name one or more drafters, each once; they are called {names}")
 
     @property
     def sampling(self) -> Sampling:
@@ -108,7 +114,21 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     """
     settings.check()
     asked = load_workloads(settings.prompts)
-    loaded, decoders = _load(settings)
+    options: dict[str, Any] = {}
+    if settings.smaller:
+        options = {"smaller": settings.smaller, "min_confidence": settings.min_confidence}
+    loaded, entries = load_contestants(
+        settings.target,
+        settings.drafters,
+        block_sizes=settings.block_sizes,
+        policy=settings.policy,
+        concurrency=settings.concurrency,
+        dtype=settings.dtype,
+        cache_dir=settings.cache_dir,
+        bucket=settings.prompt_bucket,
+        **options,
+    )
+    decoders = {at: entry.decoder for at, entry in entries.items()}
     longest = _longest(settings, loaded, decoders)
     datasets = {}
     for name, conversations in asked.items():
@@ -125,9 +145,9 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
         "sampling": settings.sampling._asdict(),
         "concurrency": settings.concurrency,
         "plain_rows": settings.plain_rows,
-        "backend": jax.default_backend(),
+        "machine": describe(),
     }
-    records = Records(settings.out / "records.jsonl", _digest(about))
+    records = Records(settings.out / "records.jsonl", digest(about))
     if ("setup",) not in records:
         records.add(("setup",), {"about": about})
     terms = Terms(settings.max_new_tokens, settings.sampling, settings.concurrency, settings.plain_rows)
@@ -140,9 +160,9 @@ def benchmark(settings: BenchmarkSettings, log: Log = print) -> list[dict[str, A
     rows = []
     for name, picked in datasets.items():
         if picked.turns:
-            rows += _dataset_rows(settings, loaded, contest, name, picked, longest, log)
-    document = {"machine": describe(), "rows": rows}
-    (settings.out / "rows.json").write_text(json.dumps(document, indent=1) + "\n")
+            rows += _dataset_rows(settings, loaded, contest, entries, name, picked, longest, log)
+    document = {"machine": about["machine"], "rows": rows}
+    write_document(settings.out / "rows.json", document)
     return rows
 
 
@@ -185,14 +205,16 @@ def _dataset_rows(
     settings: BenchmarkSettings,
     loaded: LoadedTarget,
     contest: Contest,
+    entries: Mapping[Contestant, Entry],
     name: str,
     picked: _Picked,
     longest: int,
     log: Log,
 ) -> list[dict[str, Any]]:
     """Measures a dataset and returns a row a contestant."""
-    alone = settings.concurrency == 1
-    groups = [[index] for index in picked.turns] if alone else [list(picked.turns)]
+    together = QUEUE * settings.concurrency if settings.concurrency > 1 else 1
+    indices = [*picked.turns]
+    groups = [indices[at : at + together] for at in range(0, len(indices), together)]
     asked: list[tuple[int, dict[int, list[int]]]] = []
     skipped = picked.passed
     for done, group in enumerate(groups, start=1):
@@ -214,20 +236,20 @@ def _dataset_rows(
             for index in asks:
                 answer = loaded.tokenizer.decode(contest.records[name, index, turn, "plain"]["tokens"])
                 history[index].append((picked.turns[index][turn], answer))
-    places = [(index, turn) for turn, asks in asked for index in asks]
-    checked = list(contest.decoders) if settings.same_program == "all" else []
-    if settings.same_program == "best":
-        checked = [max(contest.decoders, key=lambda at: contest.row(name, places, at)["speedup"])]
-    for at in checked:
+    checked = [at for at, decoder in contest.decoders.items() if len(decoder.sizes) == 1]
+    if settings.same_program == "best" and checked:
+        checked = [max(checked, key=lambda at: contest.row(name, asked, at)["speedup"])]
+    for at in checked if settings.same_program != "none" else []:
         log(f"{name}: plain decoding through the program of {called(at)}")
         for turn, asks in asked:
             contest.check_same_program(name, turn, asks, at)
     rows = []
-    for at, drafter in zip(contest.decoders, _per_decoder(settings, contest.decoders), strict=True):
+    for at, entry in entries.items():
         row = {
             "dataset": name,
             "target": loaded.name,
-            "provenance": _provenance(drafter),
+            "target_fingerprint": loaded.fingerprint[:16],
+            "provenance": entry.provenance(),
             "dtype": settings.dtype,
             "temperature": settings.temperature,
             "seed": settings.seed,
@@ -239,54 +261,7 @@ def _dataset_rows(
             row |= {"top_k": settings.top_k, "top_p": settings.top_p, "min_p": settings.min_p}
         if settings.smaller:
             row |= {"smaller": list(settings.smaller), "min_confidence": settings.min_confidence}
-        rows.append(row | contest.row(name, places, at))
+        if entry.policy:
+            row["policy"] = entry.policy
+        rows.append(row | contest.row(name, asked, at))
     return rows
-
-
-def _load(settings: BenchmarkSettings) -> tuple[LoadedTarget, dict[Contestant, Decoder]]:
-    """The target, and a decoder for every drafter and block size."""
-    options: dict[str, Any] = {}
-    if settings.smaller:
-        options = {"smaller": settings.smaller, "min_confidence": settings.min_confidence}
-    loaded: Any = settings.target
-    decoders: dict[Contestant, Decoder] = {}
-    for drafter in settings.drafters:
-        loaded, full = load_decoder(
-            loaded,
-            drafter,
-            dtype=settings.dtype,
-            cache_dir=settings.cache_dir,
-            bucket=settings.prompt_bucket,
-            **options,
-        )
-        made_of = [fingerprint(full.weights.drafter), len(full.draft_ids or ()), options]
-        if settings.policy:
-            decoder, size = settings.policy.follow(
-                loaded, full, drafter, settings.dtype, settings.concurrency
-            )
-            made_of.append([settings.policy.adapt, settings.policy.explore, size])
-            decoders[f"{_name(drafter)}@{_digest(made_of)}", size] = decoder
-            continue
-        name = f"{_name(drafter)}@{_digest(made_of)}"
-        for size in settings.block_sizes or (full.block_size,):
-            decoders[name, size] = full if size == full.block_size else full.resize(size)
-    return loaded, decoders
-
-
-def _per_decoder(settings: BenchmarkSettings, decoders: Mapping[Contestant, Decoder]) -> list[str]:
-    """The drafter of each decoder, as the settings give it."""
-    given = {_name(drafter): drafter for drafter in settings.drafters}
-    return [given[name.rpartition("@")[0]] for name, _ in decoders]
-
-
-def _name(drafter: str) -> str:
-    return Path(drafter).name
-
-
-def _digest(what: Any) -> str:
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _provenance(drafter: str) -> dict[str, Any]:
-    folder = Path(drafter.removesuffix(f"+{LOOKUP}"))
-    return load_provenance(folder) if folder.is_dir() else {}

@@ -1,9 +1,9 @@
 """Several drafters and block sizes beside plain decoding of a target: what was measured, answer by answer."""
 
 import dataclasses
-import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import jax
@@ -13,19 +13,13 @@ from dscout_jax import ops
 from dscout_jax.decode import Decoder, Generation, Request, Sampling, mat, seed_of, serve
 from dscout_jax.models import Target, target_head
 from infer import latency
-from infer.figures import Record, figures, ratio, speed
+from infer.contestants import Contestant, called, drafter_of
+from infer.figures import COUNTS, Record, counts, figures, ratio, speed
+from infer.fingerprint import digest
 from infer.records import Records
-
-Contestant = tuple[str, int]
-"""A drafter's name with a digest of its weights and options behind an @, and a block size."""
 
 Asks = Mapping[int, Sequence[int]]
 """Ids of the prompts of one turn, by the number of the conversation."""
-
-
-def called(at: Contestant) -> str:
-    """A contestant's name for people."""
-    return f"{at[0].rpartition('@')[0]} B={at[1]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +40,9 @@ class Contest:
     """Measures what the records lack.
 
     A key is (dataset, conversation, turn, mode, *contestant), the mode one of plain, speculative,
-    same_program and divergence; (dataset, turn, "queue", mode, *contestant) are the seconds of a whole queue.
-    Plain decoding has no contestant: it is one baseline for all.
+    same_program and divergence; (dataset, turn, "queue", first conversation, mode, *contestant) are the
+    seconds of a whole queue. Plain decoding has no contestant: it is one baseline for all. A record counts
+    while it is of the very prompt that is asked. `session` is when the contest began that wrote it.
     """
 
     def __init__(self, records: Records, decoders: Mapping[Contestant, Decoder], terms: Terms) -> None:
@@ -58,8 +53,9 @@ class Contest:
         self._plain_rows = terms.plain_rows
         self._gap = make_gap(some.target)
         self._target_params = some.weights.target
-        self._warm: set[int] = set()
+        self._warm: set[tuple] = set()
         self._measured = 0
+        self._session = datetime.now(UTC).isoformat()
 
     def plain_rows(self, prompt: Sequence[int]) -> int:
         """The faster form of plain decoding, chosen once; a resumed run keeps the choice of its records."""
@@ -78,19 +74,21 @@ class Contest:
             self.records.add(("plain_rows",), {"rows": self._plain_rows, "tokens": tokens, "seconds": best})
         return self._plain_rows
 
+    def decoder(self, at: Contestant, prompt: Sequence[int]) -> Decoder:
+        """What answers for a contestant; a block of one slot is the baseline itself, in the form it has."""
+        return self._forms[self.plain_rows(prompt)] if at[1] == 1 else self.decoders[at]
+
     def measure(self, dataset: str, turn: int, asks: Asks) -> None:
         """Measures every mode of these prompts that is missing, the modes next to one another in time.
 
-        Side by side where concurrency says so, else one by one; callers then give one at a time.
+        Side by side as one queue where concurrency says so, else one by one; callers then give one at a time.
         """
-        jobs = [(("plain",), self._forms[self.plain_rows(next(iter(asks.values())))])]
-        jobs += [(("speculative", *at), decoder) for at, decoder in self.decoders.items()]
+        some = next(iter(asks.values()))
+        jobs = [(("plain",), self._forms[self.plain_rows(some)])]
+        jobs += [(("speculative", *at), self.decoder(at, some)) for at in self.decoders]
         jobs = [job for job in jobs if not self._has(dataset, turn, asks, job[0])]
-        # Every other prompt runs in the other order, so that drift of the machine favours no mode.
+        # Every other time in the other order, so that drift of the machine favours no mode.
         for mode, decoder in jobs if self._measured % 2 == 0 else jobs[::-1]:
-            if id(decoder) not in self._warm and self.terms.concurrency == 1:
-                decoder.generate([next(iter(asks.values()))], min(8, self.terms.max_new_tokens))
-                self._warm.add(id(decoder))
             self._record(dataset, turn, asks, mode, decoder)
         self._measured += 1
         for at in self.decoders:
@@ -101,14 +99,41 @@ class Contest:
         """Decodes prompts plainly through the program that speculates."""
         mode = ("same_program", *at)
         if not self._has(dataset, turn, asks, mode):
-            self._record(dataset, turn, asks, mode, self.decoders[at], live_slots=1)
+            decoder = self.decoder(at, next(iter(asks.values())))
+            self._record(dataset, turn, asks, mode, decoder, live_slots=1)
 
     def _has(self, dataset: str, turn: int, asks: Asks, mode: tuple) -> bool:
-        if self.terms.concurrency > 1:
-            # A queue is one measurement: with other prompts in it, it is another.
-            key = (dataset, turn, "queue", *mode)
-            return key in self.records and self.records[key]["asked"] == [*asks]
-        return all((dataset, index, turn, *mode) in self.records for index in asks)
+        known = all(self._of((dataset, index, turn, *mode), prompt) for index, prompt in asks.items())
+        if self.terms.concurrency == 1:
+            return known
+        # A queue is one measurement: with other prompts in it, it is another.
+        key = (dataset, turn, "queue", next(iter(asks)), *mode)
+        if not known or key not in self.records:
+            return False
+        queue = self.records[key]
+        return (queue["asked"], queue["prompts"]) == ([*asks], digest([*asks.values()]))
+
+    def _of(self, key: tuple, prompt: Sequence[int]) -> bool:
+        """Whether there is a record of this very prompt: a file may be edited, or another of its name."""
+        return key in self.records and self.records[key]["prompt"] == digest(prompt)
+
+    def _warm_up(self, decoder: Decoder, requests: Sequence[Request]) -> None:
+        """A program's first run is a slow one."""
+        if self.terms.concurrency == 1:
+            if (id(decoder),) not in self._warm:
+                [request] = requests
+                decoder.generate([request.prompt], min(8, self.terms.max_new_tokens))
+                self._warm.add((id(decoder),))
+            return
+        slots = min(self.terms.concurrency, len(requests))
+        key = (id(decoder), slots, decoder.shape(requests))
+        if key not in self._warm:
+            # Every slot has a short answer, and the first that ends makes room; the longest request, with its
+            # whole budget, gives the caches the size that they will have.
+            brief = min(2, self.terms.max_new_tokens)
+            short = [dataclasses.replace(r, max_new_tokens=brief) for r in requests[:slots]]
+            list(serve(decoder, [*short, max(requests, key=lambda r: len(r.prompt))], slots))
+            self._warm.add(key)
 
     def _record(
         self,
@@ -122,10 +147,12 @@ class Contest:
         draws = self.terms.sampling
         seeds = {i: draws._replace(seed=seed_of(draws.seed, prompt)) for i, prompt in asks.items()}
         requests = decoder.requests([*asks.values()], self.terms.max_new_tokens, sampling=[*seeds.values()])
+        self._warm_up(decoder, requests)
         answers = self._answers(decoder, requests, live_slots)
         for (index, prompt), g in zip(asks.items(), answers, strict=True):
             row = {
-                "prompt": _digest_of(prompt),
+                "session": self._session,
+                "prompt": digest(prompt),
                 "prompt_tokens": len(prompt),
                 "tokens": g.tokens,
                 "accepted": g.accepted,
@@ -136,7 +163,9 @@ class Contest:
             self.records.add((dataset, index, turn, *mode), row)
         if self.terms.concurrency > 1:
             seconds = max(g.done_seconds for g in answers)
-            self.records.add((dataset, turn, "queue", *mode), {"asked": [*asks], "seconds": seconds})
+            key = (dataset, turn, "queue", next(iter(asks)), *mode)
+            row = {"asked": [*asks], "prompts": digest([*asks.values()]), "seconds": seconds}
+            self.records.add(key, row)
 
     def _answers(
         self, decoder: Decoder, requests: Sequence[Request], live_slots: int | None
@@ -144,11 +173,10 @@ class Contest:
         if self.terms.concurrency > 1:
             served = dict(serve(decoder, requests, self.terms.concurrency, live_slots))
             return [served[i] for i in range(len(requests))]
-        one = [
+        return [
             decoder.generate([r.prompt], r.max_new_tokens, sampling=r.sampling, live_slots=live_slots)[0]
             for r in requests
         ]
-        return one
 
     def _compare(self, dataset: str, index: int, turn: int, prompt: Sequence[int], at: Contestant) -> None:
         """Where the two outputs part; for argmaxes, how close the two best logits were there."""
@@ -159,12 +187,12 @@ class Contest:
             return
         place = next((i for i, (a, b) in enumerate(zip(plain, speculative, strict=False)) if a != b), None)
         place = min(len(plain), len(speculative)) if place is None else place
-        if key in self.records and self.records[key]["at"] == place:
+        if self._of(key, prompt) and self.records[key]["at"] == place:
             return
         gap = None
         if not self.terms.sampling.temperature:
             gap = self._gap(self._target_params, [*prompt, *plain[:place]])
-        self.records.add(key, {"at": place, "gap": gap})
+        self.records.add(key, {"prompt": digest(prompt), "at": place, "gap": gap})
 
     def line(self, dataset: str, turn: int, indices: Sequence[int]) -> str:
         """Figures of these prompts for the log."""
@@ -187,8 +215,9 @@ class Contest:
         """Times draft, verify and a whole round of each contestant, once; programs of their own, in turns."""
         missing = {at: d for at, d in self.decoders.items() if ("parts", *at) not in self.records}
         timers: dict[tuple, Callable[[], float]] = {}
-        for at, decoder in missing.items():
-            prompts = latency.made_up(decoder, self.terms.concurrency, prompt_tokens)
+        for at in missing:
+            prompts = latency.made_up(self.decoders[at], self.terms.concurrency, prompt_tokens)
+            decoder = self.decoder(at, prompts[0])
             parts = latency.part_timers(decoder, prompts, calls, drafts=at[1] > 1)
             timers |= {(at, name): t for name, t in parts.items()}
         samples = latency.take_turns(timers, repeats)
@@ -199,15 +228,17 @@ class Contest:
             rest = ms["round_ms"] - ms["draft_ms"] - ms["verify_ms"] if len(decoder.sizes) == 1 else None
             self.records.add(("parts", *at), ms | {"other_ms": rest, "prompt_tokens": prompt_tokens})
 
-    def row(self, dataset: str, places: Sequence[tuple[int, int]], at: Contestant) -> dict[str, Any]:
-        """A dataset's figures of one contestant, over (conversation, turn) `places`."""
+    def row(self, dataset: str, asked: Sequence[tuple[int, Asks]], at: Contestant) -> dict[str, Any]:
+        """A dataset's figures of one contestant, over (turn, prompts) as they were measured."""
+        prompts = {(i, turn): prompt for turn, asks in asked for i, prompt in asks.items()}
+        places = [*prompts]
 
         def all_of(*mode: str | int) -> list[Record]:
             return [self.records[dataset, i, turn, *mode] for i, turn in places]
 
         def queue(*mode: str | int) -> float:
-            turns = sorted({turn for _, turn in places})
-            return sum(self.records[dataset, turn, "queue", *mode]["seconds"] for turn in turns)
+            keys = ((dataset, turn, "queue", next(iter(asks)), *mode) for turn, asks in asked)
+            return sum(self.records[key]["seconds"] for key in keys)
 
         plain, spec = all_of("plain"), all_of("speculative", *at)
         queued = self.terms.concurrency > 1
@@ -219,31 +250,38 @@ class Contest:
         ]
         gaps = [part["gap"] for part in apart if part["gap"] is not None]
         row = {
-            "drafter": at[0].rpartition("@")[0],
+            "drafter": drafter_of(at),
             "block_size": at[1],
             "concurrency": self.terms.concurrency,
             "plain_rows": self._plain_rows,
+            "plain_measured_beside": sum(
+                a["session"] == b["session"] for a, b in zip(plain, spec, strict=True)
+            ),
             **figures(plain, spec, [i for i, _ in places], at[1], queues),
             "divergence_rate": len(apart) / len(places),
             "first_divergence_min": min((part["at"] for part in apart), default=None),
             "first_divergence_median": float(np.median([part["at"] for part in apart])) if apart else None,
             "logit_gap_median": float(np.median(gaps)) if gaps else None,
             "logit_gap_max": max(gaps) if gaps else None,
+            # What `compare` pairs by.
+            "answers": {
+                "conversation": [i for i, _ in places],
+                "turn": [turn for _, turn in places],
+                "prompt": [r["prompt"] for r in plain],
+                **dict(zip(COUNTS, map(list, zip(*counts(plain, spec), strict=True)), strict=True)),
+            },
         }
         if ("parts", *at) in self.records:
             timed = self.records[("parts", *at)]
             row |= {name: timed[name] for name in ("draft_ms", "verify_ms", "other_ms")}
             row["parts_prompt_tokens"] = timed["prompt_tokens"]
-        if all((dataset, i, turn, "same_program", *at) in self.records for i, turn in places):
+        same_program = ((dataset, i, turn, "same_program", *at) for i, turn in places)
+        if all(map(self._of, same_program, prompts.values())):
             same = all_of("same_program", *at)
             equal = sum(a["tokens"] == b["tokens"] for a, b in zip(same, spec, strict=True))
             slower = speed(plain), speed(same)
             row |= {"identical_same_program": equal, "same_program_cost": ratio(*slower)}
         return row
-
-
-def _digest_of(prompt: Sequence[int]) -> str:
-    return hashlib.sha256(str([*prompt]).encode()).hexdigest()[:16]
 
 
 def make_gap(target: Target, bucket: int = 256) -> Callable[[Any, Sequence[int]], float]:

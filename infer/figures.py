@@ -33,34 +33,47 @@ def histogram(accepted: Sequence[Sequence[int]], block_size: int) -> list[int]:
     return np.bincount([a for answer in accepted for a in answer], minlength=block_size).tolist()
 
 
-def totals(plain: Sequence[Record], speculative: Sequence[Record]) -> np.ndarray:
-    """[5]: committed tokens, rounds, seconds; tokens and seconds of plain decoding; over all answers."""
-    return np.array(
-        [
-            sum(sum(r["accepted"]) + len(r["accepted"]) for r in speculative),
-            sum(len(r["accepted"]) for r in speculative),
-            sum(r["decode_seconds"] for r in speculative),
-            sum(len(r["tokens"]) - 1 for r in plain),
-            sum(r["decode_seconds"] for r in plain),
-        ],
-        float,
-    )
+COUNTS = ("committed", "rounds", "seconds", "plain_tokens", "plain_seconds")
+"""What an answer comes to: tokens committed by its rounds, their seconds; the same of plain decoding."""
 
 
-# Of summed totals [..., 5]; what never ran counts as nothing.
+def counts(plain: Sequence[Record], speculative: Sequence[Record]) -> list[tuple[float, ...]]:
+    """COUNTS of each answer."""
+    return [
+        (
+            sum(b["accepted"]) + len(b["accepted"]),
+            len(b["accepted"]),
+            b["decode_seconds"],
+            len(a["tokens"]) - 1,
+            a["decode_seconds"],
+        )
+        for a, b in zip(plain, speculative, strict=True)
+    ]
+
+
+def totals(counts_Nx5: Sequence[Sequence[float]]) -> np.ndarray:
+    """[7]: sums of COUNTS over answers, of the answers' own means, and how many have one."""
+    counted = np.asarray(counts_Nx5, float)
+    ran = counted[counted[:, 1] > 0]
+    return np.array([*counted.sum(axis=0), (ran[:, 0] / ran[:, 1]).sum(), len(ran)])
+
+
+# Of summed totals [..., 7]; what never ran counts as nothing.
 FIGURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mat": lambda t: t[..., 0] / np.maximum(t[..., 1], 1),
+    "tau": lambda t: t[..., 5] / np.maximum(t[..., 6], 1),
+    "plain_tokens_per_s": lambda t: t[..., 3] / np.maximum(t[..., 4], 1e-12),
     "tokens_per_s": lambda t: t[..., 0] / np.maximum(t[..., 2], 1e-12),
     "speedup": lambda t: t[..., 0] / np.maximum(t[..., 2], 1e-12) * t[..., 4] / np.maximum(t[..., 3], 1),
 }
 
 
-def spread(figure: str, totals_Nx5: np.ndarray, draws: int = 2000) -> list[float] | None:
+def spread(figure: str, totals_Nx7: np.ndarray, draws: int = 2000) -> list[float] | None:
     """A 95 % interval of a figure by resampling conversations, plain and speculative together; or None.
 
     None where fewer than two had a round: nothing can be resampled.
     """
-    ran = totals_Nx5[totals_Nx5[:, 1] > 0]
+    ran = totals_Nx7[totals_Nx7[:, 1] > 0]
     if len(ran) < 2:
         return None
     pick = np.random.default_rng(0).integers(0, len(ran), (draws, len(ran)))
@@ -84,30 +97,33 @@ def figures(
     accepted = [r["accepted"] for r in speculative]
     speeds = speed(plain), speed(speculative)
     if queues is not None:
-        counts = (sum(len(r["tokens"]) for r in side) for side in (plain, speculative))
-        speeds = tuple(ratio(count, seconds) for count, seconds in zip(counts, queues, strict=True))
+        emitted = (sum(len(r["tokens"]) for r in side) for side in (plain, speculative))
+        speeds = tuple(ratio(count, seconds) for count, seconds in zip(emitted, queues, strict=True))
     by_conversation: dict[int, list[int]] = {}
     for at, conversation in enumerate(conversations):
         by_conversation.setdefault(conversation, []).append(at)
-    each = np.array(
-        [
-            totals([plain[at] for at in places], [speculative[at] for at in places])
-            for places in by_conversation.values()
-        ]
-    )
+    counted = counts(plain, speculative)
+    each = np.array([totals([counted[at] for at in places]) for places in by_conversation.values()])
+
+    def timed(figure: str) -> list[float] | None:
+        # Answers side by side share their seconds: a queue's speed has no share for each of them.
+        return None if queues is not None else spread(figure, each)
+
     same = sum(a["tokens"] == b["tokens"] for a, b in zip(plain, speculative, strict=True))
     return {
         "n": len(plain),
         "conversations": len(by_conversation),
         "plain_tokens_per_s": speeds[0],
+        "plain_tokens_per_s_spread": timed("plain_tokens_per_s"),
         "speculative_tokens_per_s": speeds[1],
+        "speculative_tokens_per_s_spread": timed("tokens_per_s"),
         "speedup": ratio(speeds[1], speeds[0]),
-        # Answers side by side share their seconds: a queue's speed-up has no share for each of them.
-        "speedup_spread": None if queues is not None else spread("speedup", each),
+        "speedup_spread": timed("speedup"),
         "speedup_of_means": ratio(seconds_a_token(plain), seconds_a_token(speculative)),
         "mat": mat(accepted),
         "mat_spread": spread("mat", each),
         "tau": tau(accepted),
+        "tau_spread": spread("tau", each),
         "survival": prefix_survival(accepted, block_size),
         "histogram": histogram(accepted, block_size),
         "ms_per_round": 1e3 * ratio(float(each[:, 2].sum()), float(each[:, 1].sum())),

@@ -1,6 +1,7 @@
 """Weights by a name: what was measured with others is told apart."""
 
 import hashlib
+import json
 from typing import Any
 
 import jax
@@ -16,3 +17,8 @@ def fingerprint(params: Any) -> str:
         figures = np.asarray(jnp.stack([leaf.sum(), jnp.abs(leaf).sum(), jnp.square(leaf).sum()]))
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.shape}".encode() + figures.tobytes())
     return digest.hexdigest()[:16]
+
+
+def digest(what: Any) -> str:
+    """A name of whatever JSON can say."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]

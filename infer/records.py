@@ -1,6 +1,7 @@
 """One JSON object a line, appended as measured, so that a killed run goes on where it was."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ class Records:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file():
             whole = path.read_bytes()
-            # A kill can leave half a line; it is measured again.
-            path.write_bytes(whole[: whole.rfind(b"\n") + 1])
+            # A kill can leave half a line; it is measured again. What is whole is never written anew.
+            if (end := whole.rfind(b"\n") + 1) < len(whole):
+                os.truncate(path, end)
             rows = [row for row in read_jsonl(path) if row["setup"] == setup]
         else:
             rows = []

@@ -6,55 +6,57 @@ from pathlib import Path
 from typing import Any
 
 from dscout_jax.errors import UserError
+from infer.document import write_document
 from infer.html import page
 
 Row = dict[str, Any]
 
-DEFINITIONS = """tok/s at C = 1: tokens of all rounds / their seconds on the host's monotonic clock, from
-the call of the compiled loop until its result is there; prefill, its token, compilation and detokenising
-are left out on both sides, every decoder is warmed by a short answer first, and plain and speculative take
-turns prompt by prompt. At C > 1: all tokens of a queue over C slots / the seconds from its start to its
-last answer, prefills included, compilation not; the queues follow one another, prompts turn by turn.
-Speed-up: ratio of the two, its 95 % interval by resampling conversations, plain and speculative together.
-Of means: mean over answers of plain decoding's seconds a token / mean of speculation's. MAT: committed
-tokens / rounds; tau: mean over answers of the answer's own. Identical: answers equal to plain decoding's,
-token for token; (same program): to plain decoding through the very program that speculates, which takes
-same_program_cost (JSON) times the baseline's seconds. n: answers; a later turn follows plain decoding's own
-answers, for every contestant. Acceptance by slot: share of rounds whose first k drafts were all committed.
-Draft + verify + other: ms of a round, each of the first two a timed program of its own, greedy and alone in
-a loop, at the length of a typical answer's middle; other: the rest of a whole round so timed, blank where
-rounds take several sizes. JSON and HTML hold more: prefill, histogram, intervals of MAT, where outputs
-part."""
+DEFINITIONS = """tok/s at C = 1: tokens of all rounds / their seconds on the host's monotonic clock, from the
+call of the compiled loop until its result is there; prefill, its token, compilation and detokenising are
+left out on both sides, every decoder is warmed by a short answer first, and plain and speculative take turns
+prompt by prompt. At C > 1: all tokens of a queue over C slots / the seconds from its start to its last
+answer, prefills included, compilation not; queues of four conversations a slot, each warmed by a short one,
+plain and speculative in turns. *: of some answers plain decoding was measured in an earlier session
+(plain_measured_beside in the JSON counts the others). Speed-up: ratio of the two. Intervals: 95 %, by
+resampling conversations, plain and speculative together; of a queue's speeds there is none. Of means: mean
+over answers of plain decoding's seconds a token / mean of speculation's. MAT: committed tokens / rounds;
+tau: mean over answers of the answer's own. Identical: answers equal to plain decoding's, token for token;
+(same program): to plain decoding through the very program that speculates, which takes same_program_cost
+(JSON) times the baseline's seconds; blank where rounds take several sizes. n: answers; a later turn follows
+plain decoding's own answers, for every contestant. Acceptance by slot: share of rounds whose first k drafts
+were all committed. Draft + verify + other: ms of a round, each of the first two a timed program of its own,
+greedy and alone in a loop, at the length of a typical answer's middle; other: the rest of a whole round so
+timed, blank where rounds take several sizes. Policy: the start of its file's digest, the workload it was
+asked for, the sizes it chose. First divergence: the first token that differs, the least and the median over
+answers that do; logit gap: between the two best logits there, median and most. Rounds by drafts committed:
+0, 1, 2, ..."""
 
 
 PARTS = ("draft", "verify", "other")
+_HEAD = ("dataset", "drafter", "dtype", "T", "C", "B")
 
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table, a line for each row; what no row has gets no column."""
+    policy = any("policy" in row for row in rows)
     same = any("identical_same_program" in row for row in rows)
     parts = any("draft_ms" in row for row in rows)
-    names = (
-        *("dataset", "drafter", "dtype", "T", "C", "B", "n"),
-        *("plain tok/s", "speculative tok/s", "speed-up", "of means", "MAT", "tau", "identical"),
-    )
     header = [
-        *names,
+        *(*_HEAD, "n"),
+        *(["policy"] if policy else []),
+        *("plain tok/s", "speculative tok/s", "speed-up", "of means", "MAT", "tau", "identical"),
         *(["identical (same program)"] if same else []),
         *(["draft + verify + other ms"] if parts else []),
         "acceptance by slot",
     ]
     lines = [_line(header), _line(["---"] * len(header))]
     for row in rows:
-        cells = [
-            row["dataset"],
-            row["drafter"],
-            row["dtype"],
-            f"{row['temperature']:g}",
-            str(row["concurrency"]),
-            str(row["block_size"]),
-            str(row["n"]),
-            f"{row['plain_tokens_per_s']:.1f}",
+        cells = [*_head(row), str(row["n"])]
+        if policy:
+            cells.append(_policy(row["policy"]) if "policy" in row else "")
+        apart = row.get("plain_measured_beside", row["n"]) < row["n"]
+        cells += [
+            f"{row['plain_tokens_per_s']:.1f}{'*' if apart else ''}",
             f"{row['speculative_tokens_per_s']:.1f}",
             f"{row['speedup']:.2f}{_interval(row['speedup_spread'])}",
             f"{row['speedup_of_means']:.2f}",
@@ -73,6 +75,48 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def details(rows: Sequence[Row]) -> str:
+    """A second Markdown table: intervals, prefill, where outputs part, and the histogram."""
+    header = [
+        *_HEAD,
+        *(f"{name}, 95 %" for name in ("plain tok/s", "speculative tok/s", "MAT", "tau")),
+        *("plain prefill ms", "prefill ms", "identical %"),
+        *("first divergence", "logit gap", "rounds by drafts committed"),
+    ]
+    lines = [_line(header), _line(["---"] * len(header))]
+    for row in rows:
+        spreads = (
+            row.get(f"{name}_spread")
+            for name in ("plain_tokens_per_s", "speculative_tokens_per_s", "mat", "tau")
+        )
+        parted = [row.get(f"first_divergence_{which}") for which in ("min", "median")]
+        gaps = [row.get(f"logit_gap_{which}") for which in ("median", "max")]
+        cells = [
+            *_head(row),
+            *(_interval(spread).strip(" ()") for spread in spreads),
+            f"{row['plain_prefill_ms']:.1f}",
+            f"{row['prefill_ms']:.1f}",
+            f"{row['identical_percent']:.1f}",
+            "" if None in parted else ", ".join(f"{at:g}" for at in parted),
+            "" if None in gaps else ", ".join(f"{gap:.3g}" for gap in gaps),
+            " ".join(map(str, row["histogram"])),
+        ]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _head(row: Row) -> list[str]:
+    """What tells a row from another."""
+    names = [row["dataset"], row["drafter"], row["dtype"]]
+    return [*names, f"{row['temperature']:g}", str(row["concurrency"]), str(row["block_size"])]
+
+
+def _policy(policy: Row) -> str:
+    sizes = " ".join(map(str, policy["sizes"]))
+    adapts = f", adapts, explores {policy['explore']:g}" if policy["adapt"] else ""
+    return f"{policy['digest'][:6]}: {policy['workload'] or 'all'}{adapts}: {sizes}"
+
+
 def _interval(spread: Sequence[float] | None) -> str:
     return "" if spread is None else f" ({spread[0]:.2f}-{spread[1]:.2f})"
 
@@ -82,11 +126,12 @@ def _ms(value: float | None) -> str:
 
 
 def in_cells(row: Row) -> Row:
-    """A row for the page: lists of numbers as text."""
-    return {
+    """A row for the page: lists of numbers and the policy as text."""
+    texts = {
         name: " ".join(f"{v:.3g}" for v in value) if isinstance(value, list | tuple) else value
         for name, value in row.items()
     }
+    return texts | ({"policy": _policy(row["policy"])} if "policy" in row else {})
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -160,8 +205,10 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
     """Puts benchmarks of one machine together: writes out.json, .md, .png and .html, returns the text.
 
     Raises:
-        UserError: a folder without rows.json or with an older one, or folders measured on unlike machines.
+        UserError: no folder, one without rows.json or with an older one, or folders of unlike machines.
     """
+    if not folders:
+        raise UserError("name one or more folders that `dscout bench` wrote")
     documents = []
     for folder in map(Path, folders):
         if not (folder / "rows.json").is_file():
@@ -177,9 +224,9 @@ def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path |
     out = Path(out)
     image = Path(f"{out}.png")
     notes = (DEFINITIONS, machine_line(machine))
-    text = "\n\n".join([table(rows), *notes, f"![acceptance and speed-up]({image.name})\n"])
+    text = "\n\n".join([table(rows), details(rows), *notes, f"![acceptance and speed-up]({image.name})\n"])
     plot(rows, image, metrics)
-    Path(f"{out}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    write_document(f"{out}.json", {"machine": machine, "rows": rows})
     Path(f"{out}.md").write_text(text)
     tables = [("", [*map(in_cells, rows)])]
     Path(f"{out}.html").write_text(page("Plain against speculative decoding", tables, notes, [image]))

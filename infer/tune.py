@@ -1,8 +1,6 @@
 """From a trained drafter to a policy: log acceptance once a workload, measure latencies, choose."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from dscout_jax.decode.batch import round_up
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
 from infer.apply import identity
+from infer.fingerprint import digest
 from infer.latency import measure
 from infer.load import encode_prompt, load_decoder
 from infer.machine import describe
@@ -122,11 +121,6 @@ def prepare(settings: TuneSettings, target: LoadedTarget | None = None) -> Groun
     }
     records = Records(settings.out / "records.jsonl", digest(about))
     return Ground(settings, decoder, tuple(sorted(sizes)), prompts, source, about, records)
-
-
-def digest(what: Any) -> str:
-    """A name of whatever JSON can say."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def in_turns(lengths: dict[str, int], count: int) -> list[tuple[str, int]]:

@@ -44,7 +44,9 @@ def test_two_words_name_one_command(capsys):
         (["generate", "hello", "--drafter", "d", "--policy", "no/such.json"], "no/such.json"),
         (["bench", "q.jsonl", "--drafter", "d", "--policy", "p.json", "--block-sizes", "4"], "--block-sizes"),
         (["bench", "q.jsonl", "--drafter", "d", "--policy", "no/such.json"], "no/such.json"),
+        (["bench", "q.jsonl", "--drafter", "d", "--min-confidence", "0.5"], "--smaller"),
         (["tune", "report", "no/such"], "no/such"),
+        (["report"], "folders"),
         (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
     ],
 )
@@ -67,6 +69,9 @@ def test_the_gate_exits_with_1_and_the_reason(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["bench", "check", str(tmp_path), "--min-speedup", "1.2"])
     assert stop.value.code == 1 and "chat" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "check", str(tmp_path), "--min-mat", "1.2"])
+    assert stop.value.code == 2 and "row 0" in capsys.readouterr().err
 
 
 def test_library_and_inference_import_without_the_training_packages():

@@ -52,11 +52,12 @@ class Bench:
     top_p: float = 1.0
     min_p: float = 0.0
     concurrency: int = 1
-    """Above 1: each dataset is a queue over so many slots, and speeds are of the whole queue."""
+    """Above 1: queues over so many slots, four conversations a slot, and speeds are of whole queues."""
     plain_rows: int | None = None
     """Form of the plain baseline; default: the faster of 1 and 2 by trial."""
     same_program: Literal["best", "all", "none"] = "best"
-    """Sizes at which plain decoding also runs through the speculative program (exact identity in bf16)."""
+    """Sizes at which plain decoding also runs through the speculative program (exact identity in bf16); never
+    where rounds take several sizes."""
     parts: bool = True
     """Time draft, verify and the rest of a round too, in programs of their own."""
     thinking: bool | None = None
@@ -100,10 +101,10 @@ class BenchLatency:
 
 @dataclasses.dataclass
 class BenchCompare:
-    """Two benchmarks of the same prompts, second over first, with intervals."""
+    """Two benchmarks of the same prompts, paired: ratios and differences, second to first, with intervals."""
 
     first: Word[Path]
-    """Folder that `dscout bench` wrote, or its rows.json."""
+    """rows.json or report.json, or the folder of `dscout bench`."""
     second: Word[Path]
     out: Path = Path("runs/compare.json")
 

@@ -6,26 +6,30 @@ import pytest
 
 from dscout_jax.errors import UserError
 from infer.compare import compare, failures, load_cells, table
+from infer.figures import COUNTS, counts
 
-ABOUT = {"dtype": "float32", "temperature": 0.0, "concurrency": 1}
+SETTINGS = {"target_fingerprint": "t", "dtype": "float32", "temperature": 0.0, "concurrency": 1}
 
 
-def write(folder, accepted, seconds, setup="s", prompt="p", drafter="mine", turn=0, **about):
-    """Records of one dataset at B = 4; plain decoding takes 1 s a token."""
+def write(folder, accepted, seconds, prompt="p", drafter="mine", turn=0, machine="here", **settings):
+    """A result of one dataset at B = 4; plain decoding takes 1 s a token. Later turns join the same row."""
     folder.mkdir(exist_ok=True)
-    with open(folder / "records.jsonl", "a") as file:
-        head = {"setup": setup, "key": ["setup"], "about": ABOUT | about}
-        file.write(json.dumps(head) + "\n")
-        for i, (a, s) in enumerate(zip(accepted, seconds, strict=True)):
-            tokens = list(range(sum(a) + len(a) + 1))
-            shared = {"setup": setup, "tokens": tokens, "prompt": f"{prompt}{i}"}
-            plain = {"key": ["maths", i, turn, "plain"], "accepted": [], "decode_seconds": len(tokens) - 1.0}
-            spec = {
-                "key": ["maths", i, turn, "speculative", f"{drafter}@{setup}", 4],
-                "accepted": a,
-                "decode_seconds": s,
-            }
-            file.writelines(json.dumps(shared | row) + "\n" for row in (plain, spec))
+    path = folder / "rows.json"
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    if not rows or rows[-1]["drafter"] != drafter:
+        columns = {name: [] for name in ("conversation", "turn", "prompt", *COUNTS)}
+        head = {"dataset": "maths", "drafter": drafter, "block_size": 4, "answers": columns}
+        rows.append(SETTINGS | settings | head)
+    for i, (a, s) in enumerate(zip(accepted, seconds, strict=True)):
+        tokens = list(range(sum(a) + len(a) + 1))
+        plain = {"tokens": tokens, "accepted": [], "decode_seconds": len(tokens) - 1.0}
+        spec = {"tokens": tokens, "accepted": a, "decode_seconds": s}
+        [counted] = counts([plain], [spec])
+        for column, value in zip(
+            rows[-1]["answers"].values(), (i, turn, f"{prompt}{i}", *counted), strict=True
+        ):
+            column.append(value)
+    path.write_text(json.dumps({"machine": {"cpu": machine}, "rows": rows}))
     return folder
 
 
@@ -40,16 +44,30 @@ def test_ratios_are_of_totals_and_pair_the_prompts(tmp_path):
     # Each resampled ratio is one of the pairs drawn: (0, 0), (0, 1), (1, 1).
     assert row["mat"]["low"] == pytest.approx((12 / 3) / (9 / 3))
     assert row["mat"]["high"] == pytest.approx((4 / 2) / (3 / 2))
+    # Differences likewise; tau is of the answers' own, 1.5 and 3, then 2 and 4.
+    assert row["mat"]["difference"] == pytest.approx(16 / 5 - 12 / 5)
+    assert row["mat"]["difference_low"] == pytest.approx(4 / 2 - 3 / 2)
+    assert row["mat"]["difference_high"] == pytest.approx(12 / 3 - 9 / 3)
+    assert (row["tau"]["first"], row["tau"]["second"]) == pytest.approx((2.25, 3))
     (same,) = compare(a, a)
     assert all(same[name][k] == 1 for name in ("mat", "speedup") for k in ("ratio", "low", "high"))
-    assert "x1.000, 1.000 to 1.000" in table([same])
+    text = table([row])
+    assert (
+        "| maths | mine | 4 | 2 | mat | 2.40 | 3.20 | x1.333 (1.333 to 1.333) | +0.80 (+0.50 to +1.00) |"
+        in text
+    )
+    assert "| x1.000 (1.000 to 1.000) | +0.00 (+0.00 to +0.00) |" in table([same])
 
 
-def test_only_the_last_setup_counts(tmp_path):
-    folder = write(tmp_path / "a", [[3]], [1.0], setup="old")
-    write(folder, [[0]], [1.0], setup="new")
-    about, cells = load_cells(folder)
-    assert about == ABOUT and cells["maths", "mine", 4][0][0]["accepted"] == [0]
+def test_the_file_that_is_named_is_read(tmp_path):
+    folder = write(tmp_path / "a", [[3]], [1.0])
+    merged = tmp_path / "report.json"
+    (folder / "rows.json").rename(merged)
+    write(folder, [[0]], [1.0])
+    ((cell, found),) = load_cells(merged).items()
+    assert cell == ("maths", "mine", 4) and found.answers[0][0].counts == (4, 1, 1.0, 4, 4.0)
+    (row,) = compare(folder, merged)
+    assert (row["mat"]["first"], row["mat"]["second"]) == (1, 4)
 
 
 def test_later_turns_count_while_both_were_asked_the_same(tmp_path):
@@ -68,6 +86,8 @@ def test_unlike_settings_are_named_and_unlike_queues_refused(tmp_path):
     (row,) = compare(a, write(tmp_path / "b", [[0]], [1.0], temperature=0.7))
     assert row["differs"] == {"temperature": [0.0, 0.7]}
     assert "Not alike: temperature 0.0 -> 0.7." in table([row])
+    (row,) = compare(a, write(tmp_path / "e", [[0]], [1.0], machine="there", plain_rows=2))
+    assert row["differs"] == {"plain_rows": [None, 2], "machine's cpu": ["here", "there"]}
     with pytest.raises(UserError, match="concurrency 1 and 4"):
         compare(a, write(tmp_path / "c", [[0]], [1.0], concurrency=4))
 
@@ -77,12 +97,22 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     other = write(tmp_path / "b", [[0]], [1.0], prompt="q")
     with pytest.raises(UserError, match="prompt 0 of 'maths' is another"):
         compare(a, other)
-    with pytest.raises(UserError, match="none holds no records"):
+    with pytest.raises(UserError, match="none is no result"):
         compare(a, tmp_path / "none")
-    text = (a / "records.jsonl").read_text().replace("maths", "chat")
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "records.jsonl").write_text(text)
-    with pytest.raises(UserError, match="no dataset"):
+    for text, said in (
+        ((a / "rows.json").read_text().replace("maths", "chat"), "no dataset"),
+        ((a / "rows.json").read_text().replace("answers", "anything"), "holds no answers"),
+        ('{"rows": 3}', "its rows are no list"),
+        ("x", "run to its end"),
+    ):
+        (tmp_path / "c" / "rows.json").write_text(text)
+        with pytest.raises(UserError, match=said):
+            compare(a, tmp_path / "c")
+    # A report of bf16 and fp32 holds each cell twice.
+    document = json.loads((a / "rows.json").read_text())
+    (tmp_path / "c" / "rows.json").write_text(json.dumps(document | {"rows": document["rows"] * 2}))
+    with pytest.raises(UserError, match="mine B=4 on maths twice"):
         compare(a, tmp_path / "c")
     # Among several drafters only names pair them.
     both = write(write(tmp_path / "d", [[0]], [1.0], drafter="x"), [[3]], [1.0], drafter="mine")
@@ -129,9 +159,17 @@ def test_the_gate_names_what_fails(tmp_path):
     ]
     path.write_text('{"rows": []}')
     assert failures(path, identical=True) == ["it holds no rows"]
-    for text in ("x", "[]", '{"rows": [{"dtype": 1}]}'):
+    for text in ("x", "[]", '{"rows": [{"dtype": 1}]}', '{"rows": [3]}', '{"rows": {}}'):
         path.write_text(text)
         with pytest.raises(UserError, match="no result"):
             failures(path, identical=True)
+    # What is not asked for need not be there; what is asked for is missed by its name.
+    path.write_text(json.dumps({"rows": [hot, {k: v for k, v in hot.items() if k != "mat"}]}))
+    assert failures(path, min_speedup=0.9) == []
+    with pytest.raises(UserError, match="row 1 is no result of `dscout bench`: no mat"):
+        failures(path, min_mat=2.0)
+    path.write_text(json.dumps({"rows": [hot | {"speedup": None}]}))
+    with pytest.raises(UserError, match="no speedup"):
+        failures(path, identical=True)
     with pytest.raises(UserError, match="nothing to check"):
         failures(path)

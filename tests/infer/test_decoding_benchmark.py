@@ -11,7 +11,7 @@ def test_it_measures_loops_rounds_and_batches(folders, tmp_path, capsys):
     target, drafter = folders
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("Hi", "Why?", "x" * 300)))
-    command = ["--drafter", str(drafter), "--target", str(target), "--dtypes", "float32", "--batches", "2"]
+    command = ["--drafter", str(drafter), "--target", str(target), "--dtypes", "float32", "--batches", "3"]
     command += [
         "--prompts",
         str(prompts),
@@ -31,6 +31,7 @@ def test_it_measures_loops_rounds_and_batches(folders, tmp_path, capsys):
         *(f"{kind}_driven_over_fused" for kind in ("plain", "speculative")),
     }
     [row] = found["batches"]
-    assert row["batch"] == 2 and 1 <= row["mat"] <= 4
+    # Two of the three prompts are short enough.
+    assert row["batch"] == 3 and 1 <= row["mat"] <= 4
     assert row["speedup"] == row["speculative_tokens_per_s"] / row["plain_tokens_per_s"]
     assert capsys.readouterr().out.strip().endswith((tmp_path / "d.md").read_text().strip())

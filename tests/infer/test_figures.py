@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from infer.figures import figures, histogram, spread, totals
+from infer.figures import FIGURES, counts, figures, histogram, spread, totals
 
 
 def answer(accepted, seconds):
@@ -39,6 +39,8 @@ def test_a_queue_counts_all_its_tokens_and_its_own_seconds():
     row = figures(slow, fast, [0, 1], 4, (8.0, 4.0))
     assert (row["plain_tokens_per_s"], row["speculative_tokens_per_s"], row["speedup"]) == (1, 2, 2)
     assert row["speedup_of_means"] == pytest.approx(9 / 4) and row["speedup_spread"] is None
+    assert row["plain_tokens_per_s_spread"] is row["speculative_tokens_per_s_spread"] is None
+    assert row["mat_spread"] == row["tau_spread"] == [3, 3], "drafts have no seconds"
 
 
 def test_answers_of_one_token_have_no_round():
@@ -56,5 +58,19 @@ def test_intervals_resample_whole_conversations_plain_and_speculative_together()
     # Two turns of one conversation never part.
     joined = figures(slow[:2], [answer([3], 1.0), answer([0, 0, 0, 0], 1.0)], [7, 7], 4)
     assert joined["mat_spread"] is None and joined["conversations"] == 1
-    each = np.array([totals([p], [f]) for p, f in zip(slow, fast, strict=True)])
+    each = np.array([totals(counts([p], [f])) for p, f in zip(slow, fast, strict=True)])
     assert spread("speedup", each) == row["speedup_spread"]
+    # Speeds alone lie anywhere between the slowest and the fastest.
+    assert row["plain_tokens_per_s_spread"] == pytest.approx([0.01, 1.0])
+    assert row["speculative_tokens_per_s_spread"] == pytest.approx([0.02, 2.0])
+
+
+def test_every_figure_is_of_sums_of_totals():
+    slow = [plain(6, 6.0), plain(6, 9.0), plain(4, 6.5), plain(0, 0.0)]
+    fast = [answer([1, 3], 3.0), answer([5], 2.0), answer([0, 0, 0, 0], 7.0), answer([], 0.0)]
+    row = figures(slow, fast, [0, 1, 2, 3], 6)
+    found = {name: float(figure(totals(counts(slow, fast)))) for name, figure in FIGURES.items()}
+    names = {"tokens_per_s": "speculative_tokens_per_s"}
+    assert found == pytest.approx({name: row[names.get(name, name)] for name in FIGURES})
+    low, high = row["tau_spread"]
+    assert low == pytest.approx(1) and high == pytest.approx(6) and low < row["tau"] < high

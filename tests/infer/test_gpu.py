@@ -22,6 +22,15 @@ def test_every_part_is_measured_and_written(tmp_path):
     assert min(value for ms in found.values() for value in ms.values()) > 0
 
 
+def test_no_measurement_outlasts_the_limit(tmp_path):
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\necho measuring\nexec sleep 60\n")
+    slow.chmod(0o755)
+    surroundings = os.environ | {"OUT": str(tmp_path), "PYTHON": str(slow), "LIMIT": "1"}
+    done = subprocess.run([SCRIPT, "--tiny"], env=surroundings, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (124, "measuring\n")
+
+
 def test_what_there_was_no_time_for_is_named(tmp_path):
     out = tmp_path / "gpu.json"
     main = runpy.run_path(str(SCRIPT.with_suffix(".py")))["main"]

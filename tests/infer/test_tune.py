@@ -16,6 +16,7 @@ from infer.generate import GenerateSettings, generate
 from infer.load import encode_prompt, load_decoder
 from infer.pictures import pictures
 from infer.policy import LatencyModel, load_policy
+from infer.report import report
 from infer.tune import MIXTURE, TuneSettings, in_turns, prepare, table, tune
 from infer.validate import knowing, longest_slot, queue_tokens_per_s, say, validate
 
@@ -172,6 +173,20 @@ def test_generate_and_bench_follow_a_policy(settings, policy, tmp_path, capsys):
     for use, size in ((PolicyUse(plainly), 1), (PolicyUse(even, adapt=True), 4)):
         (row,) = benchmark(dataclasses.replace(run, policy=use), quiet)
         assert (row["block_size"], row["identical"]) == (size, 2)
+        said = row["policy"]
+        assert (said["workload"], said["adapt"], said["sizes"][-1]) == (None, size == 4, size)
+    # Nothing is measured again, until the policy or what is asked of it is another.
+    lines = [len((run.out / "records.jsonl").read_text().splitlines())]
+    costing(policy, tmp_path / "again.json", {1: 1.0, 2: 1.0, 4: 1.5})
+    for file, workload in ((even, None), (tmp_path / "again.json", None), (tmp_path / "again.json", "more")):
+        (row,) = benchmark(dataclasses.replace(run, policy=PolicyUse(file, workload, adapt=True)), quiet)
+        lines.append(len((run.out / "records.jsonl").read_text().splitlines()))
+        assert row["policy"]["workload"] == workload
+    assert lines[0] == lines[1] < lines[2] < lines[3]
+    # The table says what was followed.
+    [_, _, line, *_] = report([run.out], tmp_path / "report").splitlines()
+    sizes = " ".join(map(str, row["policy"]["sizes"]))
+    assert f"| {row['policy']['digest'][:6]}: more, adapts, explores 0.01: {sizes} |" in line
 
     for change, said in (
         (dict(drafter=None, policy=PolicyUse(even)), "--drafter"),
