@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import runpy
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from dscout_jax.interop import LoadedTarget, load_draft_ids, load_drafter, load_
 from dscout_jax.models import Drafter, Target
 from train.loop import train
 from train.prompts import load_prompts
-from train.settings import TrainSettings
+from train.settings import TrainSettings, run_file
 from train.step import Features
 
 # A recipe may change how a drafter is trained, never how much of what it is trained on.
@@ -57,8 +56,12 @@ class Ladder:
 
     def runs(self) -> list[tuple[str, int]]:
         """(recipe, seed) of every run, one seed of all recipes before the next."""
-        wanted = [(r, s) for r, changes in self.recipes.items() for s in changes.get("seeds", self.seeds)]
+        wanted = [(recipe, seed) for recipe in self.recipes for seed in self.seeds_of(recipe)]
         return sorted(wanted, key=lambda run: run[1])
+
+    def seeds_of(self, recipe: str) -> tuple[int, ...]:
+        """Seeds that a recipe is trained with."""
+        return self.recipes[recipe].get("seeds", self.seeds)
 
     def settings(self, recipe: str, seed: int) -> TrainSettings:
         """Settings of one run."""
@@ -69,9 +72,7 @@ class Ladder:
 
 def load_ladder(path: str | Path) -> Ladder:
     """Runs a file and returns its `ladder`. Raises UserError when there is none."""
-    if not Path(path).is_file():
-        raise UserError(f"{path} is no file; see configs/ladder/lab.py")
-    ladder = runpy.run_path(str(path)).get("ladder")
+    ladder = run_file(path).get("ladder")
     if not isinstance(ladder, Ladder):
         raise UserError(f"{path} defines no `ladder = Ladder(...)`")
     return ladder

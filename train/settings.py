@@ -174,20 +174,31 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def load_settings(path: str | Path) -> TrainSettings:
-    """Runs a config file and returns its `config`.
+def run_file(path: str | Path) -> dict[str, Any]:
+    """What the names of a config file stand for once it has run.
 
     Raises:
-        UserError: no such file, it fails, or it defines no TrainSettings named `config`.
+        UserError: no such file, or it fails.
     """
     if not Path(path).is_file():
         raise UserError(f"{path} is no config file; see the folder configs/")
     try:
-        config = runpy.run_path(str(path)).get("config")
+        return runpy.run_path(str(path))
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
+
+
+def load_settings(path: str | Path) -> TrainSettings:
+    """Runs a config file and returns its `config`.
+
+    Raises:
+        UserError: as `run_file`, or it defines no TrainSettings named `config`.
+    """
+    found = run_file(path)
+    config = found.get("config")
     if not isinstance(config, TrainSettings):
-        raise UserError(f"{path} defines no `config = TrainSettings(...)`")
+        other = "; its `ladder` is for `dscout ladder` and `dscout explain`" if "ladder" in found else ""
+        raise UserError(f"{path} defines no `config = TrainSettings(...)`{other}")
     return config

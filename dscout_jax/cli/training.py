@@ -195,9 +195,11 @@ class Explain:
     """What recipes will ask of each slot, side by side, before any training."""
 
     configs: Word[tuple[Path, ...]]
+    """Each defines a `config`, or a `ladder`, which is all of its recipes."""
     acceptance: float = 0.7
     """What every slot of an imagined drafter accepts; weights depend on it."""
-    answer_tokens: int = 256
+    answer_tokens: int | None = None
+    """Of every imagined answer; default each config's seq_len."""
     out: Path = Path("runs/explain")
     """Without an ending; .json, .md and .png are added."""
 

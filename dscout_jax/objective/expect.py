@@ -35,14 +35,17 @@ def expected_slots(
     """Expectations over sampled blocks of answers of one length.
 
     Args:
+        answer_tokens: where they leave room for fewer anchors than `num_anchors`, the rest is unkept.
         acceptance: what the drafter is taken to reach: every slot's probability of the true token (and
             overlap with the target, and the target's own confidence), and the chance of a greedy hit.
     """
     blocks_key, hits_key = jax.random.split(jax.random.key(seed))
+    S = max(answer_tokens, num_anchors)  # a row has room for its anchors, whatever is answered
+    answer_S = jnp.arange(S) < answer_tokens
     blocks = sample_blocks(
         blocks_key,
-        jnp.zeros((draws, answer_tokens), jnp.int32),
-        jnp.ones((draws, answer_tokens), bool),
+        jnp.zeros((draws, S), jnp.int32),
+        jnp.broadcast_to(answer_S, (draws, S)),
         jnp.arange(draws),
         num_anchors=num_anchors,
         block_size=block_size,
