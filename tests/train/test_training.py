@@ -14,9 +14,9 @@ from dscout_jax.decode import Decoder
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import init_drafter
 from dscout_jax.models import Drafter, Target, target_head
-from dscout_jax.objective import dflash, dscout
+from dscout_jax.objective import auf, dflash, dpace, dscout, inclusion, weighting
 from dscout_jax.objective.inclusion import HorizonLaw, prefix_unmasking
-from dscout_jax.objective.prediction import ce, mixture, tv
+from dscout_jax.objective.prediction import ce, kl, mixture, soft_ce, tv
 from dscout_jax.objective.weighting import awl
 from dscout_jax.sharding import BATCH, make_mesh
 from train.dataset import Batch, batches, load_rows, stack
@@ -258,6 +258,26 @@ def test_contract_tells_options_of_an_objective_apart():
         return json.loads(json.dumps(make(objective=objective)[0].contract()["objective"]))
 
     assert contract() == contract()
+    losses = [ce, soft_ce, kl, tv, mixture([(0.5, ce), (0.5, tv)]), mixture([(0.5, ce), (0.5, kl)])]
+    losses.append(mixture([(0.4, ce), (0.5, kl)]))
+    weights = [weighting.uniform, weighting.auf, weighting.confidence, weighting.dpace(0.1)]
+    weights += [weighting.decay(), weighting.decay(2.0), weighting.first_error(), weighting.first_error(2.0)]
+    weights += [weighting.first_error(extra=0.1)]
+    weights += [
+        awl(score, prefix, 0.5)
+        for score in ("probability", "hit", "overlap")
+        for prefix in ("exclusive", "inclusive", "suffix")
+        if (score, prefix) != ("hit", "suffix")
+    ]
+    said = [contract(prediction=p, weighting=w) for p in losses for w in weights]
+    laws = [inclusion.fixed(4), inclusion.mixed((2, 4)), inclusion.inverse((2, 4)), inclusion.nested((2, 4))]
+    reveals = [inclusion.no_unmasking, prefix_unmasking(), inclusion.random_unmasking()]
+    said += [contract(horizon=h, unmask=u, chain=c) for h in laws for u in reveals for c in (0.0, 0.1)]
+    presets = [
+        make(objective=preset(4))[0].contract()["objective"] for preset in (dflash, dscout, dpace, auf)
+    ]
+    for different in (said, presets, [preset | {"name": ""} for preset in presets]):
+        assert len({json.dumps(each) for each in different}) == len(different)
     assert contract(weighting=awl(eps=0.25)) != contract(weighting=awl(eps=0.5)) == contract()
     assert contract(unmask=prefix_unmasking(rho=0.1)) != contract()
     assert contract(prediction=mixture([(0.5, ce), (0.5, tv)])) != contract(prediction=mixture([(0.5, ce)]))
