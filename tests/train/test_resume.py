@@ -33,6 +33,7 @@ def target():
         special_ids={},
         chat=lambda turns, thinking=None: [2 + b % 44 for t in turns for b in t["content"].encode()],
         decode=lambda ids: " ".join(map(str, ids)),
+        show_mask=lambda ids, mask: str((ids, mask)),
     )
     return SimpleNamespace(config=CONFIG, params=params, tokenizer=tokenizer, name="tiny", fingerprint="f00d")
 
@@ -146,6 +147,12 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
         train(changed, target)
     with pytest.raises(UserError, match="rate_of_learning"):
         train(changed, target, accept=("rate_of_learning",))
+    for wrong in ({"block_size": 5}, {"mask_token_id": 46}, {"target_layer_ids": (1, 2)}, {"num_layers": 2}):
+        (name,) = wrong
+        with pytest.raises(
+            UserError, match=rf"contract \({name}: [^;]*\); name another run folder, with init="
+        ):
+            train(dataclasses.replace(broken, **wrong), target)
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "6")
     _, other = load_drafter(train(changed, target, accept=("learning_rate",)))
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(resumed), strict=True))
