@@ -29,7 +29,7 @@ from train.flops import PEAKS, step_flops
 from train.hosts import Termination, barrier, fetch, first, own_rows, put, put_rows
 from train.log import Log, Profile, Speed, need, record
 from train.paths import local_folder, place
-from train.prepare import Prepared, prepare
+from train.prepare import Prepared, prepare, run_contract
 from train.settings import TrainSettings
 from train.step import (
     Features,
@@ -92,7 +92,7 @@ def train(
         need(name)
     ready = prepare(settings, target)
     rows, target, config, drafter, mesh, split = ready[:6]
-    contract = settings.contract() | {"fingerprint": target.fingerprint, "data": rows.digest}
+    contract = run_contract(settings, target.fingerprint, rows.digest)
     several = jax.process_count() > 1
     if several and settings.cache_features and settings.features is None:
         raise UserError("cache_features keeps whole rows on one host: set it to False for several processes")

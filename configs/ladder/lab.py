@@ -46,4 +46,5 @@ ladder = Ladder(
     limit=64,
     max_new_tokens=256,
     out="runs/ladder_lab",
+    target_name="lab",
 )

@@ -180,14 +180,16 @@ class Lab:
 class LadderOf:
     """Compares recipes at equal data, steps, seeds and query budget by their decoded MAT; resumes."""
 
-    ladder: Word[Path]
+    ladders: Word[tuple[Path, ...]]
     """Executable Python that defines `ladder`; see configs/ladder/lab.py."""
+    report: Path | None = None
+    """Without an ending: the rows of all these ladders together, as .json, .md and .png."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from train.ladder import climb, load_ladder
+        from train.ladder import climb_all
 
-        print(climb(load_ladder(self.ladder), self.cache_dir))
+        print(climb_all(self.ladders, self.report, self.cache_dir))
 
 
 @dataclasses.dataclass
