@@ -58,6 +58,14 @@ def test_answers_resume_without_hole_or_duplicate(target, prompts, tmp_path, tem
     assert sorted(again) == sorted(lines)
     with pytest.raises(UserError, match="max_new_tokens"):
         regenerate(target, prompts, torn, **options | {"max_new_tokens": 7})
+    with pytest.raises(UserError, match=r"'dtype': 'float32'.*bfloat16"):
+        regenerate(target, prompts, torn, **options, dtype=jnp.bfloat16)
+    # Rows from before dtypes were recorded are kept as they are.
+    old = [json.dumps({k: v for k, v in json.loads(line).items() if k != "dtype"}) + "\n" for line in again]
+    torn.write_text("".join(old[:5]))
+    mended = regenerate(target, prompts, torn, **options).read_text().splitlines(keepends=True)
+    assert mended[:5] == old[:5] and sorted(mended[5:]) == sorted(again[5:])
+    torn.write_text("".join(again))
     if temperature == 0:
         shards = [
             regenerate(target, prompts, tmp_path / "s.jsonl", shard=(i, 3), **options) for i in range(3)
