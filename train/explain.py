@@ -26,8 +26,10 @@ def explain(
         answer_tokens: of the imagined answers; None: each config's `seq_len`, the most it can learn from.
         draws: answers imagined.
     Raises:
-        UserError: a config that does not load, an acceptance outside 0..1, or answers too short to draft.
+        UserError: no config, or one that fails; an acceptance outside 0..1; answers too short to draft.
     """
+    if not configs:
+        raise UserError("name at least one config file; see configs/")
     if not 0 < acceptance < 1:
         raise UserError(f"acceptance {acceptance} must lie between 0 and 1")
     if answer_tokens is not None and answer_tokens < 2:

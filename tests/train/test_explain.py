@@ -28,6 +28,8 @@ def test_recipes_side_by_side(tmp_path):
     document = json.loads((tmp_path / "deep" / "out.json").read_text())
     assert [len(r["included"]) for r in document["recipes"].values()] == [4, 8, 8]
     assert (tmp_path / "deep" / "out.png").stat().st_size > 1000
+    with pytest.raises(UserError, match="at least one"):
+        explain([], tmp_path / "no")
     for wrong in ({"acceptance": 1.5}, {"answer_tokens": 1}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             explain(paths, tmp_path / "no", **wrong)
