@@ -99,6 +99,6 @@ def _plot(found: dict[str, Expected], path: Path) -> None:
         axes, ("supervised slots an answer", "mean weight", "share of the loss"), strict=True
     ):
         axis.set(xlabel="slot k", title=title, ylim=(0, None))
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
