@@ -37,7 +37,7 @@ class Words:
 
     special_ids: dict[str, int] = {}  # noqa: RUF012
 
-    def decode(self, ids: list[int]) -> str:
+    def show_mask(self, ids: list[int], mask: list[bool]) -> str:
         """The ids themselves."""
         return " ".join(map(str, ids))
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
-
 from dscout_jax.decode import Decoder, Sampling, seed_of
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
+from dscout_jax.ops import backend
 from infer.apply import PolicyUse
 from infer.load import encode_prompt, load_decoder
 
@@ -101,8 +100,8 @@ def load(settings: GenerateSettings, concurrency: int = 1) -> tuple[LoadedTarget
             raise UserError("a policy chooses a drafter's block size: give --drafter, and no --block-size")
         settings.policy.load(concurrency)
     plain = settings.drafter is None and block_size is None
-    if plain and settings.dtype == "bfloat16" and jax.default_backend() == "cpu":
-        block_size = 2  # XLA:CPU's bf16 product of one row is the slower one
+    if plain and settings.dtype == "bfloat16" and backend.single_bf16_rows_are_slow():
+        block_size = 2
     loaded, decoder = load_decoder(
         settings.target,
         settings.drafter,

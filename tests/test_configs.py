@@ -14,9 +14,11 @@ from train.settings import load_settings
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("[!_]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.rglob("[!_]*.py")), ids=lambda path: str(path.relative_to(CONFIGS))
+)
 def test_it_runs_and_says_what_it_is(path):
-    load_ladder(path) if path.stem.startswith("ladder") else load_settings(path)
+    load_ladder(path) if path.parent.name == "ladder" else load_settings(path)
     text = path.read_text()
     for word in ("Reproduces:", "Hardware:", "Cost:", "Command"):
         assert word in text

@@ -11,7 +11,11 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dscout_jax.errors import UserError
 from train.paths import place
+from train.settings import renamed
 from train.step import TrainState
+
+SHAPE = frozenset({"num_layers", "block_size", "target_layer_ids", "mask_token_id", "fusion"})
+"""Of a contract, what all of a run's checkpoints are read by: one drafter.json says it for them."""
 
 
 @jax.jit
@@ -87,8 +91,13 @@ class Checkpoints:
             accept: fields of the contract that may differ; later checkpoints hold the new one.
         Raises:
             UserError: the run was made under another contract, the fields that differ are named; `accept`
-                names a field that there is not; or every checkpoint is damaged.
+                names a field that there is not, or the drafter's shape; or every checkpoint is damaged.
         """
+        if fixed := sorted(set(accept) & SHAPE):
+            raise UserError(
+                f"accept {fixed}: the drafter's shape is what the run's older checkpoints are read by; "
+                f"{self._elsewhere()}"
+            )
         if odd := sorted(set(accept) - set(contract)):
             raise UserError(f"accept {odd}: the contract has {sorted(contract)}")
         damaged: dict[int, str] = {}
@@ -116,15 +125,15 @@ class Checkpoints:
     def _read(
         self, step: int, like: TrainState, contract: dict[str, Any], accept: Sequence[str]
     ) -> tuple[TrainState, dict[str, Any]]:
-        saved = self._manager.restore(step, args=ocp.args.Composite(contract=ocp.args.JsonRestore()))[
-            "contract"
-        ]
+        found = self._manager.restore(step, args=ocp.args.Composite(contract=ocp.args.JsonRestore()))
+        saved = renamed(found["contract"])
         wrong = [k for k in sorted(saved | contract) if saved.get(k) != contract.get(k) and k not in accept]
         if wrong:
             what = "; ".join(f"{k}: {saved.get(k)!r} then, {contract.get(k)!r} now" for k in wrong)
+            fix = f"name another run folder, or go on in spite of it with --accept {' '.join(wrong)}"
             raise UserError(
                 f"the run at {self._manager.directory} was made under another contract ({what}); "
-                f"name another run folder, or go on in spite of it with --accept {' '.join(wrong)}"
+                f"{self._elsewhere() if SHAPE & set(wrong) else fix}"
             )
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
         parts = {"state": ocp.args.StandardRestore(shapes), "position": ocp.args.JsonRestore()}
@@ -139,6 +148,10 @@ class Checkpoints:
             if odd:
                 raise ValueError(f"{', '.join(odd[:3])} differ from what was saved")
         return state, found["position"]
+
+    def _elsewhere(self) -> str:
+        run = self._manager.directory.parent
+        return f"name another run folder, with init={str(run)!r} to start from what was learnt here"
 
     def wait(self) -> None:
         """Until everything is on disk."""

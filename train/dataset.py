@@ -75,12 +75,14 @@ class RowList(Sequence[Batch]):
 
 
 class Rows(NamedTuple):
-    """What a run reads; a hash of all files; and of several files (weight, places in `train`) each."""
+    """What a run reads; a hash of all files; of several files (weight, places in `train`) each; and how many
+    rows were left out because fewer than two answer tokens are left of them."""
 
     train: RowList
     heldout: RowList
     digest: str
     shares: list[tuple[float, list[int]]] | None
+    left_out: int
 
 
 def read_source(path: str | Path) -> Source:
@@ -178,7 +180,7 @@ def pack(answers: Sequence[str | Path], out: str | Path) -> Path:
 
 def load_rows(data: Data, seq_len: int, heldout: int) -> Rows:
     """Reads answered rows, one document each, so that none can attend to another; those cut before two answer
-    tokens are left out.
+    tokens are left out: every row of every batch has an anchor.
 
     A prompt is held out whole: its other turns and other answers, ids of the same name before `#`, are
     neither trained on nor evaluated.
@@ -214,7 +216,7 @@ def load_rows(data: Data, seq_len: int, heldout: int) -> Rows:
         places = [[at for at, (source, _, _) in enumerate(kept) if source == k] for k in range(len(sources))]
         shares = [(weight, of) for (_, weight), of in zip(mixture, places, strict=True)]
     apart_rows = RowList(sources, [found[i] for i in order[cut:]], seq_len)
-    return Rows(RowList(sources, kept, seq_len), apart_rows, digest, shares)
+    return Rows(RowList(sources, kept, seq_len), apart_rows, digest, shares, begin - len(found))
 
 
 def stack(rows: Sequence[Batch]) -> Batch:

@@ -1,24 +1,26 @@
 """Recipes against one another at equal data, steps, seeds and query budget, by the MAT that decoding gets."""
 
 import dataclasses
+import hashlib
 import json
-import runpy
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
 from dscout_jax.decode import Decoder, mat, mat_interval, prefix_survival
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget, load_draft_ids, load_drafter, load_target
 from dscout_jax.models import Drafter, Target
+from train.dataset import load_rows
+from train.ladder_page import page, publish
 from train.loop import train
+from train.prepare import run_contract
 from train.prompts import load_prompts
-from train.settings import TrainSettings
+from train.settings import TrainSettings, run_file
 from train.step import Features
 
 # A recipe may change how a drafter is trained, never how much of what it is trained on.
@@ -35,7 +37,9 @@ class Ladder:
     seeds: a recipe is trained with each.
     datasets: name -> JSONL of prompts that are decoded (fp32, greedy).
     block_sizes: B decoded at, where a recipe's drafter has it.
+    limit: first prompts of each file, None: all. rows: decoded together.
     out: without an ending; the runs lie in a folder of that name, .json, .md and .png beside it.
+    target_name: what the rows call the target; None: as its folder is called.
     """
 
     base: TrainSettings
@@ -47,6 +51,7 @@ class Ladder:
     limit: int | None = None
     max_new_tokens: int = 128
     rows: int = 32
+    target_name: str | None = None
 
     def __post_init__(self) -> None:
         if not self.base.query_budget:
@@ -54,11 +59,18 @@ class Ladder:
         for name, changes in self.recipes.items():
             if wrong := set(changes) - _OWN:
                 raise UserError(f"recipe {name!r} changes {sorted(wrong)}, which all recipes share")
+        blocks = [changes.get("block_size", self.base.block_size) for changes in self.recipes.values()]
+        if not any(size <= block for size in self.block_sizes for block in blocks):
+            raise UserError(f"no recipe's drafter has blocks of any of the sizes {self.block_sizes}")
 
     def runs(self) -> list[tuple[str, int]]:
         """(recipe, seed) of every run, one seed of all recipes before the next."""
-        wanted = [(r, s) for r, changes in self.recipes.items() for s in changes.get("seeds", self.seeds)]
+        wanted = [(recipe, seed) for recipe in self.recipes for seed in self.seeds_of(recipe)]
         return sorted(wanted, key=lambda run: run[1])
+
+    def seeds_of(self, recipe: str) -> tuple[int, ...]:
+        """Seeds that a recipe is trained with."""
+        return self.recipes[recipe].get("seeds", self.seeds)
 
     def settings(self, recipe: str, seed: int) -> TrainSettings:
         """Settings of one run."""
@@ -69,49 +81,97 @@ class Ladder:
 
 def load_ladder(path: str | Path) -> Ladder:
     """Runs a file and returns its `ladder`. Raises UserError when there is none."""
-    if not Path(path).is_file():
-        raise UserError(f"{path} is no file; see configs/ladder/lab.py")
-    ladder = runpy.run_path(str(path)).get("ladder")
+    ladder = run_file(path).get("ladder")
     if not isinstance(ladder, Ladder):
         raise UserError(f"{path} defines no `ladder = Ladder(...)`")
     return ladder
 
 
-def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> str:
-    """Trains and decodes what is missing, and returns the table; a second call goes on where one stopped."""
+def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> list[dict[str, Any]]:
+    """Trains and decodes what is missing, publishes it and returns the rows.
+
+    A second call goes on where one stopped. What a run measured is taken from its mat.json where run and
+    measurement are still the same; where not, a finished run is decoded again.
+
+    Raises:
+        UserError: a run was made under another contract; what differs and its folder are named.
+    """
     target = load_target(ladder.base.target, jnp.dtype(ladder.base.dtype), cache_dir)
-    exact = target
-    if jnp.dtype(ladder.base.dtype) != jnp.float32:
-        exact = load_target(ladder.base.target, jnp.float32, cache_dir)
-    out = Path(ladder.out)
-    out.mkdir(parents=True, exist_ok=True)
+    exact: LoadedTarget | None = target if jnp.dtype(ladder.base.dtype) == jnp.float32 else None
+    prompts = {name: _prompts(path, target, ladder.limit) for name, path in ladder.datasets.items()}
+    measurement = {
+        "prompts": {
+            name: hashlib.sha256(json.dumps(ids).encode()).hexdigest() for name, ids in prompts.items()
+        },
+        "block_sizes": list(ladder.block_sizes),
+        "max_new_tokens": ladder.max_new_tokens,
+    }
+    digest = load_rows(ladder.base.data, ladder.base.seq_len, ladder.base.heldout).digest
     rows: list[dict[str, Any]] = []
     kept: dict[Any, dict[int, Features]] = {}
     for recipe, seed in tqdm(ladder.runs(), desc="ladder", disable=None):
         settings = ladder.settings(recipe, seed)
-        # Recipes that ask the same of the target share what it answered.
-        asks = (settings.target_layer_ids, settings.num_layers, settings.objective.sees_target)
-        found = Path(settings.run) / "mat.json"
-        if not found.is_file():
+        of = {"contract": run_contract(settings, target.fingerprint, digest), "measurement": measurement}
+        path = Path(settings.run) / "mat.json"
+        measured = _measured(path, of)
+        new = measured is None
+        if new:
+            # Recipes that ask the same of the target share what it answered.
+            asks = (settings.target_layer_ids, settings.num_layers, settings.objective.sees_target)
+            # A finished run is not trained again: its contract is compared, and that is all.
             drafter = train(settings, target, kept=kept.setdefault(asks, {}))
-            measured = decoded(ladder, exact, drafter)
-            found.write_text(json.dumps(measured) + "\n")
+            exact = exact or load_target(ladder.base.target, jnp.float32, cache_dir)
+            measured = decoded(ladder, exact, drafter, prompts)
+            whole = path.with_suffix(".part")
+            whole.write_text(json.dumps(of | {"rows": measured}) + "\n")
+            whole.replace(path)
         about = {
-            "target": target.name,
+            "target": ladder.target_name or target.name,
             "recipe": recipe,
             "seed": seed,
             "steps": settings.steps,
             "query_budget": settings.query_budget,
         }
-        rows += [about | row for row in json.loads(found.read_text())]
-        Path(f"{out}.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-    text = table(rows)
-    Path(f"{out}.md").write_text(text + "\n")
-    plot(rows, Path(f"{out}.png"))
-    return text
+        rows += [about | row for row in measured]
+        if new and rows:
+            publish(rows, ladder.out)
+    publish(rows, ladder.out)
+    return rows
 
 
-def decoded(ladder: Ladder, target: LoadedTarget, folder: Path) -> list[dict[str, Any]]:
+def climb_all(
+    files: Sequence[str | Path], out: str | Path | None = None, cache_dir: str | Path | None = None
+) -> str:
+    """Climbs the ladders of several files and returns a page of all; writes it as `out`.json, .md and .png.
+
+    Raises:
+        UserError: no file; or as `load_ladder`, `climb` and `publish`.
+    """
+    if not files:
+        raise UserError("name at least one file that defines a ladder; see configs/ladder/lab.py")
+    rows = [row for ladder in [load_ladder(path) for path in files] for row in climb(ladder, cache_dir)]
+    return page(rows) if out is None else publish(rows, out)
+
+
+def _measured(path: Path, of: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of a mat.json that are of this run and this measurement; None where there are none."""
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text())
+    # Files of before were the rows alone and do not say what they are of.
+    if not isinstance(found, dict) or {name: found[name] for name in of} != of:
+        return None
+    return found["rows"]
+
+
+def _prompts(path: str, target: LoadedTarget, limit: int | None) -> list[list[int]]:
+    asked = [turns[0] for _, turns in islice(load_prompts(path), limit)]
+    return [target.tokenizer.chat([{"role": "user", "content": text}]) for text in asked]
+
+
+def decoded(
+    ladder: Ladder, target: LoadedTarget, folder: Path, prompts: Mapping[str, Sequence[list[int]]]
+) -> list[dict[str, Any]]:
     """MAT with a 95 % interval over prompts, and prefix survival, by dataset and block size."""
     config, params = load_drafter(folder, jnp.float32)
     rows = []
@@ -127,14 +187,12 @@ def decoded(ladder: Ladder, target: LoadedTarget, folder: Path) -> list[dict[str
             block_size=size,
             draft_ids=load_draft_ids(folder),
         )
-        for name, path in ladder.datasets.items():
-            turns = [turns[0] for _, turns in islice(load_prompts(path), ladder.limit)]
-            prompts = [target.tokenizer.chat([{"role": "user", "content": text}]) for text in turns]
+        for name, asked in prompts.items():
             accepted = [
                 generation.accepted
-                for start in range(0, len(prompts), ladder.rows)
+                for start in range(0, len(asked), ladder.rows)
                 for generation in decoder.generate(
-                    prompts[start : start + ladder.rows], ladder.max_new_tokens, rows=ladder.rows
+                    asked[start : start + ladder.rows], ladder.max_new_tokens, rows=ladder.rows
                 )
             ]
             low, high = mat_interval(accepted) or (1.0, 1.0)
@@ -142,7 +200,7 @@ def decoded(ladder: Ladder, target: LoadedTarget, folder: Path) -> list[dict[str
                 {
                     "dataset": name,
                     "block_size": size,
-                    "n": len(prompts),
+                    "n": len(asked),
                     "mat": mat(accepted),
                     "mat_low": low,
                     "mat_high": high,
@@ -150,52 +208,3 @@ def decoded(ladder: Ladder, target: LoadedTarget, folder: Path) -> list[dict[str
                 }
             )
     return rows
-
-
-def _cells(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict[str, list[float]]]:
-    """(dataset, block size) -> recipe -> MAT of each seed."""
-    cells: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for row in rows:
-        cell = cells.setdefault((row["dataset"], row["block_size"]), {})
-        cell.setdefault(row["recipe"], []).append(row["mat"])
-    return cells
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Mean MAT over seeds with its range, a line a recipe; beside it the ratio to the first recipe."""
-    cells = _cells(rows)
-    recipes = list(dict.fromkeys(row["recipe"] for row in rows))
-    heads = [f"{dataset} B={size}" for dataset, size in cells]
-    lines = ["| recipe | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for recipe in recipes:
-        texts = []
-        for cell in cells.values():
-            values, first = cell.get(recipe), next(iter(cell.values()))
-            if values is None:
-                texts.append("")
-                continue
-            mean = float(np.mean(values))
-            texts.append(f"{mean:.2f} ({min(values):.2f}-{max(values):.2f}) x{mean / np.mean(first):.2f}")
-        lines.append(f"| {recipe} | " + " | ".join(texts) + " |")
-    seeds = len({row["seed"] for row in rows})
-    note = f"MAT of greedy fp32 decoding: mean over {seeds} seed(s), smallest and largest, over the first."
-    return "\n".join([*lines, "", note])
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """MAT of every seed by recipe, a panel for each dataset and block size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    cells = _cells(rows)
-    figure, axes = plt.subplots(1, len(cells), figsize=(3.2 * len(cells) + 1, 3.6), layout="constrained")
-    for axis, ((dataset, size), cell) in zip(np.atleast_1d(axes), cells.items(), strict=True):
-        for place, values in enumerate(cell.values()):
-            axis.plot([place] * len(values), values, "o", markersize=4)
-            axis.plot([place - 0.3, place + 0.3], [np.mean(values)] * 2, color="black", linewidth=1)
-        axis.set_xticks(range(len(cell)), list(cell), rotation=45, ha="right", fontsize=8)
-        axis.set(title=f"{dataset}, B = {size}", ylabel="MAT")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -211,7 +211,7 @@ class Profile:
 def record(step: int, metrics: dict[str, jax.Array], speed: Speed) -> dict[str, Any]:
     """A step's line of metrics.jsonl; waits for the step."""
     host = jax.device_get(metrics)
-    count = np.maximum(host["included"], 1)
+    count, reach = np.maximum(host["included"], 1), np.maximum(host["reach"], 1)
     return {
         "step": step,
         "time": round(time.time(), 3),
@@ -219,11 +219,14 @@ def record(step: int, metrics: dict[str, jax.Array], speed: Speed) -> dict[str, 
         "learning_rate": float(host["learning_rate"]),
         "grad_norm": float(host["grad_norm"]),
         "blocks": int(host["blocks"]),
+        "queries": int(host["queries"]),
+        "skipped_steps": int(host["skipped"]),
         "included": host["included"].tolist(),
         "weight": (host["weight"] / count).tolist(),
         "slot_loss": (host["slot_loss"] / count).tolist(),
         "gradient_share": (host["gradient"] / max(host["gradient"].sum(), 1e-30)).tolist(),
         "accuracy": (host["hits"] / count).tolist(),
-        "survival": (host["survived"] / np.maximum(host["reach"], 1)).tolist(),
+        "bare_accuracy": (host["bare_hits"] / reach).tolist(),
+        "survival": (host["survived"] / reach).tolist(),
         **speed.after_step(),
     }

@@ -1,5 +1,6 @@
 """The training run: one linear function from settings to a saved drafter."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -28,7 +29,7 @@ from train.flops import PEAKS, step_flops
 from train.hosts import Termination, barrier, fetch, first, own_rows, put, put_rows
 from train.log import Log, Profile, Speed, need, record
 from train.paths import local_folder, place
-from train.prepare import Prepared, prepare
+from train.prepare import Prepared, prepare, run_contract
 from train.settings import TrainSettings
 from train.step import (
     Features,
@@ -91,7 +92,7 @@ def train(
         need(name)
     ready = prepare(settings, target)
     rows, target, config, drafter, mesh, split = ready[:6]
-    contract = settings.contract() | {"fingerprint": target.fingerprint, "data": rows.digest}
+    contract = run_contract(settings, target.fingerprint, rows.digest)
     several = jax.process_count() > 1
     if several and settings.cache_features and settings.features is None:
         raise UserError("cache_features keeps whole rows on one host: set it to False for several processes")
@@ -152,6 +153,12 @@ def train(
     last, stopping = None, False
     at = int(state.step)
     if at == 0 and first():
+        if rows.left_out:
+            tqdm.write(
+                f"{rows.left_out} rows have fewer than two answer tokens within seq_len {settings.seq_len}, "
+                "and so no anchor: left out",
+                file=sys.stderr,
+            )
         _show_sample(rows.train[0], target)
     # Of time or steps, whichever ends the run: so the time left is that of the whole run.
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
@@ -248,7 +255,7 @@ def _tables(
 
 
 def _show_sample(row: Batch, target: LoadedTarget) -> None:
-    """Prints what one row supervises, so that a wrong template or mask is seen before it costs a run."""
-    text = target.tokenizer.decode(row.tokens[row.answer].tolist())
-    prompt = target.tokenizer.decode(row.tokens[: int(np.flatnonzero(row.answer)[0])].tolist())
-    tqdm.write(f"one row, prompt: {prompt!r}\n  supervised: {text!r}")
+    """Prints one row, control tokens and all: a wrong template or mask is seen before it costs a run."""
+    length = int(np.flatnonzero(row.answer)[-1]) + 1
+    shown = target.tokenizer.show_mask(row.tokens[:length].tolist(), row.answer[:length].tolist())
+    tqdm.write(f"one row, what is learnt in ⟦ ⟧:\n{shown}")

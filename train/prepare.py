@@ -58,6 +58,11 @@ class Prepared(NamedTuple):
         }
 
 
+def run_contract(settings: TrainSettings, fingerprint: str, digest: str) -> dict[str, Any]:
+    """What a run's checkpoints must agree on: settings, the target's fingerprint, the data's digest."""
+    return settings.contract() | {"fingerprint": fingerprint, "data": digest}
+
+
 def prepare(settings: TrainSettings, target: LoadedTarget | None = None) -> Prepared:
     """Reads data and target, and puts the target onto the mesh.
 

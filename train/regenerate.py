@@ -32,7 +32,8 @@ def regenerate(
 ) -> Path:
     """Answers every turn of every prompt; rows append to `out` and finished ones are skipped.
 
-    A row: `{id, prompt_tokens, answer_tokens, finish, thinking, temperature, target}`. A later turn follows
+    A row: `{id, prompt_tokens, answer_tokens, finish}` and what it was made with: `thinking`, `temperature`,
+    `target`, `max_new_tokens`, `seed`, `dtype` (rows of before that was recorded pass). A later turn follows
     the target's own answers and is a row of its own, `id#2`, `id#3`, ...; one that no longer fits the target
     is left out. Prompts of like length share a batch, padded to one of a few shapes. A run that was killed
     goes on where it stopped: a torn last line is cut off, and no prompt is answered twice.
@@ -45,12 +46,14 @@ def regenerate(
     """
     if temperature < 0:
         raise UserError(f"temperature {temperature} must be 0 (greedy) or more")
+    dtype = jnp.dtype(dtype or _dtype(target))
     settings = {
         "thinking": thinking,
         "temperature": temperature,
         "target": target.fingerprint,
         "max_new_tokens": max_new_tokens,
         "seed": seed if temperature else None,
+        "dtype": dtype.name,
     }
     i, n = shard
     if not 0 <= i < n:
@@ -72,7 +75,7 @@ def regenerate(
                 f"for {room}"
             )
     decoder = Decoder(
-        Target(target.config, dtype or _dtype(target)),
+        Target(target.config, dtype),
         target.params,
         stop_ids=target.tokenizer.stop_ids,
         # Many rows of one token each: XLA:CPU attends over fp32 entries twice as fast as over bf16 ones.
@@ -142,6 +145,7 @@ def _finished(out: Path, settings: dict[str, Any]) -> dict[str, list[int]]:
             continue
         try:
             row = json.loads(line)
+            row = {"dtype": settings["dtype"]} | row
             wrong = {k: row[k] for k, v in settings.items() if row[k] != v}
         except (json.JSONDecodeError, KeyError, TypeError):
             raise UserError(f"{out} is no file of answers; name another") from None

@@ -13,6 +13,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init
 from dscout_jax.models.drafter import Remat
 from dscout_jax.objective import Objective
+from dscout_jax.objective.prediction import ce
 from dscout_jax.sharding import make_mesh
 
 Logger = Literal["tensorboard", "wandb"]
@@ -174,20 +175,43 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def load_settings(path: str | Path) -> TrainSettings:
-    """Runs a config file and returns its `config`.
+_UNNAMED_CE = {"loss": {"<lambda>": {}}, "sees_target": False}
+
+
+def renamed(contract: Any) -> Any:
+    """A stored contract in today's words: until predictions had names, cross-entropy was a "<lambda>"."""
+    if contract == _UNNAMED_CE:
+        return _plain(ce)
+    if isinstance(contract, dict):
+        return {name: renamed(value) for name, value in contract.items()}
+    return [renamed(value) for value in contract] if isinstance(contract, list) else contract
+
+
+def run_file(path: str | Path) -> dict[str, Any]:
+    """What the names of a config file stand for once it has run.
 
     Raises:
-        UserError: no such file, it fails, or it defines no TrainSettings named `config`.
+        UserError: no such file, or it fails.
     """
     if not Path(path).is_file():
         raise UserError(f"{path} is no config file; see the folder configs/")
     try:
-        config = runpy.run_path(str(path)).get("config")
+        return runpy.run_path(str(path))
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
+
+
+def load_settings(path: str | Path) -> TrainSettings:
+    """Runs a config file and returns its `config`.
+
+    Raises:
+        UserError: as `run_file`, or it defines no TrainSettings named `config`.
+    """
+    found = run_file(path)
+    config = found.get("config")
     if not isinstance(config, TrainSettings):
-        raise UserError(f"{path} defines no `config = TrainSettings(...)`")
+        other = "; its `ladder` is for `dscout ladder` and `dscout explain`" if "ladder" in found else ""
+        raise UserError(f"{path} defines no `config = TrainSettings(...)`{other}")
     return config

@@ -149,9 +149,10 @@ def make_features(
 
 
 def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[jax.Array, tuple]]:
-    """(params, frozen, key, features, tokens, answer, row_ids) -> numerator, (denominator, slots, blocks).
+    """(params, frozen, key, features, tokens, answer, row_ids) -> numerator, (denominator, slots, counts).
 
-    The loss of a batch is the quotient of the first two, each summed over all of its parts.
+    The loss of a batch is the quotient of the first two, each summed over all of its parts. counts: `blocks`
+    that stand at an anchor, and `queries`, the slots up to their horizons, the anchors' own included.
     """
     objective = settings.objective
 
@@ -180,7 +181,8 @@ def make_sums(drafter: Drafter, settings: TrainSettings) -> Callable[..., tuple[
             rows_per_sequence=int((objective.horizon.spread(settings.anchors) - 1).sum()),
             chunk=settings.chunk,
         )
-        return out.numerator, (out.denominator, out.slots, blocks.keep.sum())
+        counts = {"blocks": blocks.keep.sum(), "queries": (blocks.horizons * blocks.keep).sum()}
+        return out.numerator, (out.denominator, out.slots, counts)
 
     return sums
 
@@ -270,7 +272,7 @@ def make_step(
     def step(state: TrainState, frozen: Frozen, seed, progress, features: Features, tokens, answer, row_ids):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         found, grads = totals(state.params, frozen, key, features, tokens, answer, row_ids)
-        numerator, (denominator, slots, blocks) = found
+        numerator, (denominator, slots, counts) = found
         scale = 1.0 / jnp.where(denominator > 0, denominator, 1.0)
         loss, grads = numerator * scale, jax.tree.map(lambda g: g * scale, grads)
         norm = optax.global_norm(grads)
@@ -283,10 +285,11 @@ def make_step(
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(use, new, old), proposed, (state.params, state.opt_state)
         )
-        metrics = {"loss": loss, "grad_norm": norm, "blocks": blocks, "denominator": denominator}
-        metrics["learning_rate"] = rate
+        skipped = state.skipped + ~finite
+        metrics = {"loss": loss, "grad_norm": norm, "denominator": denominator, "learning_rate": rate}
+        metrics |= counts | {"skipped": skipped}
         metrics |= {"slot_loss" if name == "loss" else name: value for name, value in slots.items()}
-        after = TrainState(params, opt_state, state.step + 1, state.skipped + ~finite)
+        after = TrainState(params, opt_state, state.step + 1, skipped)
         if mesh is not None:
             after = jax.lax.with_sharding_constraint(after, shardings(after, mesh))
         return after, metrics

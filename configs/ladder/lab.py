@@ -8,7 +8,7 @@ Command (after those of configs/lab.py): dscout ladder configs/ladder/lab.py
 
 import dataclasses
 
-from configs.lab import config
+from configs.lab import config as base
 from dscout_jax.objective import auf, dflash, dpace, dscout
 from dscout_jax.objective.weighting import awl, decay
 from train.ladder import Ladder
@@ -19,7 +19,7 @@ unmasked = dataclasses.replace(mixed, name="unmasked", unmask=full.unmask)
 assert dataclasses.replace(unmasked, name="dscout", weighting=full.weighting) == full
 
 ladder = Ladder(
-    base=config,
+    base=base,
     recipes={
         "dflash": {"objective": dflash(16)},
         "+ mixed horizons": {"objective": mixed},
@@ -46,4 +46,5 @@ ladder = Ladder(
     limit=64,
     max_new_tokens=256,
     out="runs/ladder_lab",
+    target_name="lab",
 )

@@ -13,7 +13,7 @@ data/: gsm8k.jsonl, mt-bench.jsonl, humaneval.jsonl.
 
 import dataclasses
 
-from configs.smollm2_135m import config
+from configs.smollm2_135m import config as base
 from dscout_jax.objective import auf, dflash, dpace, dscout
 from train.ladder import Ladder
 
@@ -22,7 +22,7 @@ mixed = dataclasses.replace(dflash(8), name="mixed", horizon=full.horizon)
 unmasked = dataclasses.replace(mixed, name="unmasked", unmask=full.unmask)
 
 ladder = Ladder(
-    base=dataclasses.replace(config, objective=dflash(8), block_size=8, query_budget=192, steps=1600),
+    base=dataclasses.replace(base, objective=dflash(8), block_size=8, query_budget=192, steps=1600),
     recipes={
         "dflash": {"objective": dflash(8), "seeds": (0, 1)},
         "+ mixed horizons": {"objective": mixed},

@@ -180,14 +180,16 @@ class Lab:
 class LadderOf:
     """Compares recipes at equal data, steps, seeds and query budget by their decoded MAT; resumes."""
 
-    ladder: Word[Path]
+    ladders: Word[tuple[Path, ...]]
     """Executable Python that defines `ladder`; see configs/ladder/lab.py."""
+    report: Path | None = None
+    """Without an ending: the rows of all these ladders together, as .json, .md and .png."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
-        from train.ladder import climb, load_ladder
+        from train.ladder import climb_all
 
-        print(climb(load_ladder(self.ladder), self.cache_dir))
+        print(climb_all(self.ladders, self.report, self.cache_dir))
 
 
 @dataclasses.dataclass
@@ -195,9 +197,11 @@ class Explain:
     """What recipes will ask of each slot, side by side, before any training."""
 
     configs: Word[tuple[Path, ...]]
+    """Each defines a `config`, or a `ladder`, which is all of its recipes."""
     acceptance: float = 0.7
     """What every slot of an imagined drafter accepts; weights depend on it."""
-    answer_tokens: int = 256
+    answer_tokens: int | None = None
+    """Of every imagined answer; default each config's seq_len."""
     out: Path = Path("runs/explain")
     """Without an ending; .json, .md and .png are added."""
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax.config import DrafterConfig, TargetConfig
+from dscout_jax.ops import backend
 
 
 class KVCache(NamedTuple):
@@ -35,7 +36,7 @@ def write_layer(buffer_BxGxSxK: jax.Array, new_BxTxGxK: jax.Array, positions_BxT
     # A negative index would wrap round to the end.
     positions = jnp.where(positions_BxT < 0, buffer_BxGxSxK.shape[2], positions_BxT)
     new = new_BxTxGxK.astype(buffer_BxGxSxK.dtype)
-    if positions.size == 1 and new.dtype == jnp.float32 and jax.default_backend() == "cpu":
+    if positions.size == 1 and new.dtype == jnp.float32 and backend.single_updates_copy():
         # XLA makes a dynamic-update-slice of a single index, which XLA:CPU fuses into its readers and then
         # copies the buffer for. A second index, outside and so dropped, keeps it a scatter: written in place.
         # In bf16, where one row is the slower form anyway, this gained nothing at short lengths.

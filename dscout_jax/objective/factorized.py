@@ -9,7 +9,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.objective import prediction as prediction_
 from dscout_jax.objective.inclusion import Blocks
 from dscout_jax.objective.presets import Objective
-from dscout_jax.objective.weighting import Scores, detached
+from dscout_jax.objective.weighting import BlindScores, Scores, detached
 
 
 class LossSums(NamedTuple):
@@ -19,8 +19,8 @@ class LossSums(NamedTuple):
     denominator: sum m sg(w).
     slots: per slot [W]: `included` (sum m), `weight` (sum m w), `loss` (sum m l), `hits` (sum m hit),
         `gradient` (sum m w |dl/dh|, the slot's pull on the drafter's output), `reach` (blocks that show only
-        the anchor and include slot k) and `survived` (those whose slots 1..k all hit), so that
-        S_k = survived / reach.
+        the anchor and include slot k), of those `bare_hits` (slot k hits) and `survived` (slots 1..k all
+        hit), so that S_k = survived / reach.
     """
 
     numerator: jax.Array
@@ -50,7 +50,8 @@ def factorized_loss(
             works on so many rows. A sequence with more makes the loss NaN. None: N (W - 1).
         chunk: rows through the head at a time.
     Raises:
-        UserError: an objective that sees the target, without the target's hidden states.
+        UserError: an objective that sees the target, without the target's hidden states; or a weighting that
+            looks at the target's side of the scores without saying so.
     """
     if objective.sees_target and target_hidden_BxSxD is None:
         raise UserError(
@@ -91,7 +92,8 @@ def factorized_loss(
 
     full = jax.tree.map(put, out)
     mask = blocks.mask
-    scores = Scores(full.logp, full.hit, mask, blocks.revealed, full.overlap, full.target_logp)
+    kind = Scores if objective.sees_target else BlindScores
+    scores = kind(full.logp, full.hit, mask, blocks.revealed, full.overlap, full.target_logp)
     weights = jnp.where(mask, detached(objective.weighting, scores), 0.0)
     numerator, denominator = (weights * full.loss).sum(), weights.sum()
     if objective.chain:
@@ -105,7 +107,10 @@ def factorized_loss(
 def _chain(logp_BxNxW: jax.Array, mask_BxNxW: jax.Array) -> jax.Array:
     """[B, N]: -mean over a block's included slots of prod_{j<=k} q_j(y_j) [arXiv 2606.11552].
 
-    Differentiable. Weighted by blocks as the loss is, it adds over devices and accumulation steps.
+    Differentiable. The mean over a block's slots is the published one; how blocks are averaged is a choice of
+    ours: by the block's share of the loss's denominator, as a constant. So the loss stays one quotient of two
+    sums that add over devices and accumulation steps, and `chain` weighs the term against the loss of the
+    same block. Within a block no weighting touches it.
     """
     reach = jnp.exp(jnp.cumsum(jnp.where(mask_BxNxW, logp_BxNxW, 0.0), axis=-1))
     return -(reach * mask_BxNxW).sum(-1) / jnp.maximum(mask_BxNxW.sum(-1), 1)
@@ -123,6 +128,7 @@ def _diagnostics(full, weights: jax.Array, blocks: Blocks) -> dict[str, jax.Arra
         "hits": (full.hit & mask).sum(over),
         "gradient": (weights * full.slope).sum(over),
         "reach": bare.sum(over),
+        "bare_hits": (full.hit & bare).sum(over),
         "survived": (bare & alive).sum(over),
     }
     return {name: jax.lax.stop_gradient(value.astype(jnp.float32)) for name, value in sums.items()}

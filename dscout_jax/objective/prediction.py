@@ -30,17 +30,30 @@ def _label(logq: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logq, labels[:, None], axis=1)[:, 0]
 
 
+# Functions with names: a run's contract tells predictions apart by them.
+def _ce(logq: jax.Array, logp: jax.Array | None, labels: jax.Array) -> jax.Array:
+    return -_label(logq, labels)
+
+
+def _soft_ce(logq: jax.Array, logp: jax.Array, labels: jax.Array) -> jax.Array:
+    return -(jnp.exp(logp) * logq).sum(-1)
+
+
+def _kl(logq: jax.Array, logp: jax.Array, labels: jax.Array) -> jax.Array:
+    return (jnp.exp(logp) * (logp - logq)).sum(-1)
+
+
 def _tv(logq: jax.Array, logp: jax.Array, labels: jax.Array) -> jax.Array:
     return 1.0 - jnp.minimum(jnp.exp(logp), jnp.exp(logq)).sum(-1)
 
 
-ce = Prediction(lambda logq, logp, labels: -_label(logq, labels))
+ce = Prediction(_ce)
 """-log q(y): hard cross-entropy on the true token."""
 
-soft_ce = Prediction(lambda logq, logp, labels: -(jnp.exp(logp) * logq).sum(-1), sees_target=True)
+soft_ce = Prediction(_soft_ce, sees_target=True)
 """-sum_v p log q."""
 
-kl = Prediction(lambda logq, logp, labels: (jnp.exp(logp) * (logp - logq)).sum(-1), sees_target=True)
+kl = Prediction(_kl, sees_target=True)
 """sum_v p log (p / q)."""
 
 tv = Prediction(_tv, sees_target=True)
@@ -48,9 +61,11 @@ tv = Prediction(_tv, sees_target=True)
 
 
 def mixture(parts: Sequence[tuple[float, Prediction]]) -> Prediction:
-    """sum_i c_i l_i."""
+    """sum_i c_i l_i. Raises UserError without a part, or for a coefficient that is not positive."""
     if not parts:
         raise UserError("a mixture needs at least one (coefficient, prediction) pair")
+    if not all(c > 0 for c, _ in parts):
+        raise UserError(f"a mixture's coefficients {[c for c, _ in parts]} must be positive")
 
     def loss(logq, logp, labels):
         return sum(c * p.loss(logq, logp, labels) for c, p in parts)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from dscout_jax.errors import UserError
 from dscout_jax.objective import inclusion, prediction, weighting
 from dscout_jax.objective.inclusion import HorizonLaw, Unmask
 from dscout_jax.objective.prediction import Prediction
@@ -13,8 +14,11 @@ class Objective:
     """L = sum m sg(w) l / sum m sg(w) (+ chain).
 
     name: for logs. horizon, unmask: the inclusion m. weighting: w. prediction: l.
-    chain: coefficient of the additive chain term; 0 leaves it out.
+    chain: coefficient of the additive chain term, which stands outside the three factors; 0 leaves it out.
     Any inclusion goes with any weighting and any prediction.
+
+    Raises:
+        UserError: a negative chain, which would reward errors.
     """
 
     name: str
@@ -23,6 +27,10 @@ class Objective:
     weighting: Weighting = weighting.uniform
     prediction: Prediction = prediction.ce
     chain: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.chain >= 0:
+            raise UserError(f"objective {self.name!r}: chain {self.chain} must be 0 or more")
 
     @property
     def sees_target(self) -> bool:

@@ -17,8 +17,7 @@ class Scores(NamedTuple):
 
     logp: the drafter's log-probability of the true token. hit: its argmax is the true token.
     mask: the inclusion m. revealed: slots that showed their token.
-    overlap: sum_v min(p, q); target_logp: the target's log-probability of the true token; both None
-        unless the objective sees the target.
+    overlap: sum_v min(p, q); target_logp: the target's log-probability of the true token.
     """
 
     logp: jax.Array
@@ -27,6 +26,27 @@ class Scores(NamedTuple):
     revealed: jax.Array
     overlap: jax.Array | None = None
     target_logp: jax.Array | None = None
+
+
+class BlindScores(Scores):
+    """Scores of an objective that does not see the target: reading its side of them raises UserError."""
+
+    @property
+    def overlap(self) -> jax.Array:
+        """Refused."""
+        raise _unseen("overlap")
+
+    @property
+    def target_logp(self) -> jax.Array:
+        """Refused."""
+        raise _unseen("target_logp")
+
+
+def _unseen(name: str) -> UserError:
+    return UserError(
+        f"the weighting reads scores.{name}, which needs the target's distribution: decorate it with "
+        "@sees_target of dscout_jax.objective.weighting"
+    )
 
 
 Weighting = Callable[[Scores], jax.Array]
@@ -49,11 +69,17 @@ def uniform(scores: Scores) -> jax.Array:
 
 
 def decay(gamma: float | None = None) -> Weighting:
-    """w_k = exp(-(k - 1) / gamma); gamma 7 / 5 / 4 for blocks of 16 / 10 / 8 [DFlash]."""
+    """w_k = exp(-(k - 1) / gamma); gamma 7 / 5 / 4 for blocks of 16 / 10 / 8 [DFlash].
+
+    Raises:
+        UserError: a gamma that is not positive.
+    """
+    if gamma is not None and not gamma > 0:
+        raise UserError(f"decay's gamma {gamma} must be positive; None takes the block size's own")
 
     def weights(scores: Scores) -> jax.Array:
         W = scores.logp.shape[-1]
-        g = gamma or _GAMMAS.get(W, max(1.0, 7.0 * W / 16))
+        g = _GAMMAS.get(W, max(1.0, 7.0 * W / 16)) if gamma is None else gamma
         return jnp.broadcast_to(jnp.exp(-(jnp.arange(W) - 1.0) / g), scores.logp.shape)
 
     return weights
@@ -80,7 +106,7 @@ def awl(
         raise UserError("the suffix sum (D-PACE) is an expected length: its score must be a probability")
 
     def weights(scores: Scores) -> jax.Array:
-        a = {"probability": jnp.exp(scores.logp), "hit": scores.hit, "overlap": scores.overlap}[score]
+        a = jnp.exp(scores.logp) if score == "probability" else getattr(scores, score)
         a = (1 - eps) * a.astype(jnp.float32) + eps
         reach = jnp.cumprod(jnp.where(scores.mask, a, 1.0), axis=-1)
         if prefix == "inclusive":
@@ -103,7 +129,14 @@ def auf(scores: Scores) -> jax.Array:
 
 
 def first_error(gamma: float | None = None, extra: float = 0.3) -> Weighting:
-    """decay + extra * 1[k is the first greedy error] [arXiv 2606.11552]."""
+    """decay + extra * 1[k is the first greedy error] [arXiv 2606.11552].
+
+    Raises:
+        UserError: a gamma that is not positive, or a negative extra.
+    """
+    decay(gamma)  # refuses a wrong gamma now, not in the first step
+    if not extra >= 0:
+        raise UserError(f"first_error's extra {extra} must be 0 or more")
 
     def weights(scores: Scores) -> jax.Array:
         wrong = scores.mask & ~scores.hit

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dscout_jax.ops import backend
+
 _MASKED = -1e30  # finite, so that a row that sees nothing stays finite
 _QUERIES = 512  # of a long prompt that attend at a time: scores grow with it, not with the prompt's square
 
@@ -45,7 +47,7 @@ def cached_attention(
     G, S = k_BxGxSxK.shape[1:3]
     q = q_BxTxHxK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(B, G, H // G * T, K)
     visible_BxTxS = jnp.arange(S) <= positions_BxT[..., None]
-    one_token = T == 1 and B > 1 and jax.default_backend() == "cpu"
+    one_token = T == 1 and B > 1 and backend.sums_beat_products()
     score, combine = (_scores_by_sums, _values_by_sums) if one_token else (_scores, _values)
     scores = score(q.astype(k_BxGxSxK.dtype), k_BxGxSxK).reshape(B, G, H // G, T, S)
     p = jax.nn.softmax(jnp.where(visible_BxTxS[:, None, None], scores, _MASKED), axis=-1)

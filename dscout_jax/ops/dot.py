@@ -1,6 +1,7 @@
 """The one matrix product that every layer calls, and the table look-up beside it.
 
-What makes it fast on each backend is decided here and nowhere else; docs/performance.md has the reasons.
+What makes them fast is decided here, in one form for all backends; where backends want unlike forms,
+backend.py chooses. docs/performance.md has the reasons.
 """
 
 import jax

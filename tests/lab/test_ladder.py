@@ -11,7 +11,8 @@ import pytest
 from dscout_jax.errors import UserError
 from dscout_jax.objective import dflash, dscout
 from train.lab.target import make_lab
-from train.ladder import Ladder, climb, load_ladder
+from train.ladder import Ladder, climb, climb_all, load_ladder
+from train.ladder_page import publish, table
 from train.settings import TrainSettings
 
 
@@ -58,12 +59,13 @@ def test_recipes_share_everything_but_themselves(ladder):
         dataclasses.replace(ladder, base=dataclasses.replace(ladder.base, query_budget=None, num_anchors=4))
 
 
-def test_climbs_and_goes_on(ladder, tmp_path):
-    first = climb(ladder)
-    assert "| dflash |" in first and "| + all |" in first and "B=4" in first and "B=2" in first
+def test_climbs_and_goes_on(ladder, tmp_path, monkeypatch):
+    rows = climb(ladder)
     with open(ladder.out + ".json") as file:
-        rows = json.load(file)["rows"]
-    assert len(rows) == 4
+        assert json.load(file)["rows"] == rows
+    page = Path(ladder.out + ".md").read_text()
+    assert "| dflash | 1 |" in page and "| + all | 1 |" in page and "B=4" in page and "B=2" in page
+    assert len(rows) == 4 and {row["target"] for row in rows} == {"target"}
     for row in rows:
         assert np.isclose(row["mat"], 1 + sum(row["survival"]))
         assert row["mat_low"] <= row["mat"] + 1e-9 and row["mat"] <= row["mat_high"] + 1e-9
@@ -74,9 +76,74 @@ def test_climbs_and_goes_on(ladder, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in marks} == marks and marks
     with open(ladder.out + ".json") as file:
         assert [row["seed"] for row in json.load(file)["rows"]] == [0, 0, 1, 1]
+    # Several ladders, all of them done, make one page.
+    named = {name: dataclasses.replace(ladder, target_name=name) for name in ("one", "two")}
+    monkeypatch.setattr("train.ladder.load_ladder", named.__getitem__)
+    found = climb_all(["one", "two"], tmp_path / "deep" / "both")
+    assert {p: p.stat().st_mtime_ns for p in marks} == marks
+    assert found.count("| dflash | 1 |") == 2 and "## one" in found and "## two" in found
+    merged = json.loads((tmp_path / "deep" / "both.json").read_text())["rows"]
+    assert [row | {"target": "target"} for row in merged] == rows + rows
+    assert (tmp_path / "deep" / "both.png").stat().st_size > 1000
+    with pytest.raises(UserError, match="target_name"):
+        publish(rows + rows, tmp_path / "no")
+    assert not list(tmp_path.glob("no*"))
+    with pytest.raises(UserError, match="at least one"):
+        climb_all([])
     (tmp_path / "none.py").write_text("x = 1")
+    monkeypatch.undo()
     with pytest.raises(UserError, match="no `ladder"):
         load_ladder(tmp_path / "none.py")
+
+
+def test_what_was_measured_otherwise_is_measured_again(ladder):
+    alone = dataclasses.replace(ladder, recipes={"dflash": ladder.recipes["dflash"]}, block_sizes=(2,))
+    climb(alone)
+    run = Path(alone.settings("dflash", 0).run)
+    kept = (run / "mat.json").read_text()
+    logged, found = (run / "metrics.jsonl").read_text(), json.loads(kept)
+    assert found["measurement"]["max_new_tokens"] == 12
+    # Another measurement, and one that does not say what it is of.
+    for change, before in (({"max_new_tokens": 6}, kept), ({}, json.dumps(found["rows"]))):
+        (run / "mat.json").write_text(before)
+        asked = dataclasses.replace(alone, **change)
+        assert len(climb(asked)) == 1
+        measurement = json.loads((run / "mat.json").read_text())["measurement"]
+        assert measurement == found["measurement"] | {"max_new_tokens": asked.max_new_tokens}
+    assert (run / "mat.json").read_text() == kept
+    assert (run / "metrics.jsonl").read_text() == logged  # and nothing was trained
+    # Another training is another run.
+    other = dataclasses.replace(alone, base=dataclasses.replace(alone.base, learning_rate=1e-5))
+    with pytest.raises(UserError, match=r"dflash-0/checkpoints.*learning_rate: 0\.0006 then, 1e-05 now"):
+        climb(other)
+    assert (run / "mat.json").read_text() == kept
+
+
+def row(recipe, seed, mat, size=4, **changes):
+    survival = [0.5] * (size - 1)
+    found = {"target": "t", "recipe": recipe, "seed": seed, "dataset": "d", "block_size": size, "mat": mat}
+    return found | {"mat_low": mat - 0.5, "mat_high": mat + 1.0, "survival": survival} | changes
+
+
+def test_a_table_compares_on_the_seeds_that_both_have():
+    rows = [row("base", seed, mat) for seed, mat in ((0, 2.0), (1, 4.0), (2, 3.0))]
+    rows += [row("some", 1, 5.0, survival=[0.9, 0.5, 0.25]), row("some", 2, 3.0, survival=[0.7, 0.5, 0.15])]
+    rows += [row("other", 7, 6.0), row("short", 0, 1.5, 2), row("base", 0, 1.25, 2)]
+    lines = table(rows).splitlines()
+    assert lines[0] == "| recipe | seeds | d B=4 | d B=2 |"
+    assert lines[2:6] == [
+        "| base | 3 | 3.00 (2.00-4.00) [2.50, 4.00] x1.00 | 1.25 (1.25-1.25) [0.75, 2.25] x1.00 |",
+        "| some | 2 | 4.00 (3.00-5.00) [3.50, 5.00] x1.14 |  |",  # 4 over (4 + 3) / 2
+        "| other | 1 | 6.00 (6.00-6.00) [5.50, 7.00] |  |",
+        "| short | 1 |  | 1.50 (1.50-1.50) [1.00, 2.50] x1.20 |",
+    ]
+    assert lines[-5] == "|---|---|---|---|---|---|" and lines[-6].endswith("| dataset | B | 1 | 2 | 3 |")
+    assert lines[-4:] == [
+        "| base | d | 4 | .50 | .50 | .50 |",
+        "| some | d | 4 | .80 | .50 | .20 |",
+        "| other | d | 4 | .50 | .50 | .50 |",
+        "| short | d | 2 | .50 |  |  |",
+    ]
 
 
 @pytest.mark.parametrize("name, seeds", [("lab", 5), ("smollm2", 2)])

@@ -65,7 +65,7 @@ def test_a_horizon_is_a_true_block_of_that_size(params, inputs, horizon, chunk):
     for n in (0, 2):
         block = x[:, n : n + 1, :horizon]
         true = draft(params, taps, block, ANCHORS[:, n : n + 1])
-        np.testing.assert_allclose(inside[:, n : n + 1, :horizon], true, atol=1e-5)
+        np.testing.assert_allclose(inside[:, n : n + 1, :horizon], true, atol=1e-6)
     full = draft(params, taps, x)
     assert horizon == W or np.abs(np.asarray(full - inside)[0, 0, :horizon]).max() > 1e-3
 

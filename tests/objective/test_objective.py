@@ -1,6 +1,7 @@
 """The factorised loss against naive loops written from the formulas."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,63 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from objective_tools import MASK, blocks_of, naive_weights, random_scores, ratio, setup_loss
 
 from dscout_jax.errors import UserError
 from dscout_jax.objective import Objective, dflash, dscout, factorized_loss, inclusion, prediction, weighting
-from dscout_jax.objective.inclusion import sample_blocks
 from dscout_jax.objective.weighting import Scores
 
-MASK = 63
-
-
-def blocks_of(tokens, answer, *, W=8, N=4, horizon=None, unmask=inclusion.no_unmasking, seed=0, **options):
-    return sample_blocks(
-        jax.random.key(seed),
-        jnp.asarray(tokens),
-        jnp.asarray(answer),
-        options.pop("row_ids", jnp.arange(len(tokens))),
-        num_anchors=N,
-        block_size=W,
-        mask_token_id=MASK,
-        horizon=horizon or inclusion.fixed(W),
-        unmask=unmask,
-        **options,
-    )
-
-
-def random_scores(seed, shape=(2, 3, 8)):
-    rng = np.random.default_rng(seed)
-    W = shape[-1]
-    horizons = rng.integers(2, W + 1, shape[:-1])
-    revealed_to = np.where(horizons > 2, rng.integers(0, np.maximum(horizons - 1, 1)), 0)
-    slots = np.arange(W)
-    mask = (slots > revealed_to[..., None]) & (slots < horizons[..., None])
-    revealed = (slots >= 1) & (slots <= revealed_to[..., None])
-    p = rng.uniform(0.05, 1, shape).astype(np.float32)
-    return Scores(jnp.log(p), jnp.asarray(rng.random(shape) < 0.6), jnp.asarray(mask), jnp.asarray(revealed))
-
-
-def naive_weights(scores, kind, eps):
-    p, hit, mask = np.exp(scores.logp), np.asarray(scores.hit), np.asarray(scores.mask)
-    out = np.zeros(p.shape)
-    for b, n in np.ndindex(p.shape[:2]):
-        for k in range(p.shape[2]):
-            if kind == "auf":
-                out[b, n, k] = float(all(hit[b, n, j] for j in range(k) if mask[b, n, j]))
-                continue
-
-            def a(j, b=b, n=n):
-                return (1 - eps) * p[b, n, j] + eps if mask[b, n, j] else 1.0
-
-            if kind == "exclusive":
-                out[b, n, k] = np.prod([a(j) for j in range(k)])
-            elif kind == "inclusive":
-                out[b, n, k] = np.prod([a(j) for j in range(k + 1)])
-            else:
-                out[b, n, k] = sum(
-                    np.prod([a(j) for j in range(m + 1)]) for m in range(k, p.shape[2]) if mask[b, n, m]
-                )
-    return out * mask
+LAWS = [
+    inclusion.fixed(8),
+    inclusion.mixed((2, 4, 6, 8)),
+    inclusion.inverse((2, 4, 8)),
+    inclusion.every(8),
+    inclusion.nested((4, 8)),
+]
+REVEALS = [inclusion.no_unmasking, inclusion.prefix_unmasking(), inclusion.random_unmasking()]
+# Of awl, beside those that have a name of their own.
+SWITCHES = [("hit", "exclusive"), ("hit", "inclusive"), ("overlap", "inclusive"), ("overlap", "suffix")]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +36,17 @@ def naive_weights(scores, kind, eps):
         ("suffix", weighting.dpace),
         ("auf", lambda eps: weighting.auf),
         ("auf", lambda eps: weighting.awl("hit", eps=0.0)),
+        *((f"{score} {prefix}", partial(weighting.awl, score, prefix)) for score, prefix in SWITCHES),
     ],
 )
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 def test_weightings_equal_naive_loops(kind, make, eps):
+    score, _, prefix = kind.rpartition(" ")
     for seed in range(5):
         scores = random_scores(seed)
         got = np.asarray(make(eps)(scores)) * np.asarray(scores.mask)
-        np.testing.assert_allclose(got, naive_weights(scores, kind, eps), atol=1e-6)
+        expected = naive_weights(scores, prefix, eps, score or "probability")
+        np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 def test_decay_is_dflash_and_first_error_adds_to_it():
@@ -91,9 +54,50 @@ def test_decay_is_dflash_and_first_error_adds_to_it():
     np.testing.assert_allclose(weighting.decay()(scores)[0, 0, 1:], np.exp(-np.arange(15) / 7), rtol=1e-6)
     extra = np.asarray(weighting.first_error(extra=0.3)(scores) - weighting.decay()(scores))
     wrong = np.asarray(scores.mask & ~scores.hit)
+    expected = np.zeros(wrong.shape)
     for b, n in np.ndindex(2, 3):
-        first = np.flatnonzero(wrong[b, n])[:1]
-        np.testing.assert_allclose(np.flatnonzero(extra[b, n] > 0.1), first)
+        expected[b, n, np.flatnonzero(wrong[b, n])[:1]] = 0.3
+    np.testing.assert_allclose(extra, expected, atol=1e-6)
+    assert expected.any()
+
+
+def test_revealed_slots_show_their_token_and_the_rest_the_mask():
+    tokens = np.arange(2 * 40).reshape(2, 40) % 60
+    for unmask in REVEALS[1:]:
+        blocks = blocks_of(tokens, np.ones((2, 40), bool), N=8, unmask=unmask)
+        shown = np.asarray(blocks.revealed).copy()
+        assert shown.any() and not shown[..., 0].any()
+        shown[..., 0] = True
+        at = np.asarray(blocks.anchors)[..., None] + np.arange(8)
+        rows = np.arange(2)[:, None, None]
+        expected = np.where(shown, tokens[rows, np.minimum(at, 39)], MASK)
+        np.testing.assert_array_equal(np.asarray(blocks.inputs), expected)
+
+
+@pytest.mark.parametrize(("rho", "beta"), [(0.5, 0.9), (0.25, 0.6)])
+def test_prefix_unmasking_reveals_a_prefix_by_its_law(rho, beta):
+    N, W, H = 80_000, 12, 10
+    horizons = jnp.where(jnp.arange(N) % 2 == 0, H, 2)
+    shown = np.asarray(inclusion.prefix_unmasking(rho, beta)(jax.random.key(3), horizons, W))
+    lengths, slots = shown.sum(1), np.arange(W)
+    np.testing.assert_array_equal(shown, (slots >= 1) & (slots <= lengths[:, None]))
+    assert not shown[1::2].any()  # a block of two slots has none to show
+    lengths = lengths[::2]
+    assert abs((lengths > 0).mean() - rho) < 0.02
+    law = beta ** np.arange(1.0, H - 1)
+    found = np.bincount(lengths[lengths > 0], minlength=W)
+    assert not found[H - 1 :].any()
+    np.testing.assert_allclose(found[1 : H - 1] / found.sum(), law / law.sum(), atol=0.02)
+
+
+def test_nested_horizons_share_their_anchor():
+    blocks = blocks_of(
+        np.zeros((3, 40), int), np.ones((3, 40), bool), N=9, horizon=inclusion.nested((2, 5, 8))
+    )
+    for anchors, horizons in zip(np.asarray(blocks.anchors), np.asarray(blocks.horizons), strict=True):
+        assert len(set(anchors)) == 3
+        for anchor in set(anchors):
+            assert sorted(horizons[anchors == anchor]) == [2, 5, 8]
 
 
 def test_labels_are_the_token_at_anchor_plus_slot():
@@ -105,16 +109,6 @@ def test_labels_are_the_token_at_anchor_plus_slot():
     assert not blocks.mask[..., 0].any()
     np.testing.assert_array_equal(blocks.inputs[..., 0], blocks.labels[..., 0])
     assert (blocks.inputs[..., 1:] == MASK).all()
-
-
-LAWS = [
-    inclusion.fixed(8),
-    inclusion.mixed((2, 4, 6, 8)),
-    inclusion.inverse((2, 4, 8)),
-    inclusion.every(8),
-    inclusion.nested((4, 8)),
-]
-REVEALS = [inclusion.no_unmasking, inclusion.prefix_unmasking(), inclusion.random_unmasking()]
 
 
 @settings(max_examples=25, deadline=None)
@@ -176,20 +170,6 @@ def test_too_few_blocks_for_the_horizons_are_refused():
         inclusion.every(8).spread(2)
 
 
-def setup_loss(seed=0, B=2, N=4, W=8, D=16, V=50, **options):
-    keys = jax.random.split(jax.random.key(seed), 4)
-    tokens = jax.random.randint(keys[0], (B, 30), 0, V)
-    answer = jnp.arange(30)[None] >= jnp.array([5, 12])[:, None]
-    blocks = blocks_of(tokens, answer, W=W, N=N, **options)
-    hidden = jax.random.normal(keys[1], (B, N, W, D))
-    return hidden, jax.random.normal(keys[2], (V, D)), blocks, jax.random.normal(keys[3], (B, 30, D))
-
-
-def ratio(objective, hidden, head, blocks, target_hidden=None, **options):
-    sums = factorized_loss(objective, hidden, head, blocks, target_hidden, **options)
-    return sums.numerator / sums.denominator
-
-
 @pytest.mark.parametrize("chunk", [7, 1024])
 @pytest.mark.parametrize("make", [dflash, dscout])
 def test_loss_equals_a_naive_loop(make, chunk):
@@ -222,6 +202,36 @@ def test_soft_losses_equal_their_formulas(loss):
     np.testing.assert_allclose(got, total / count, rtol=1e-4, atol=1e-6)
 
 
+PARTS = [(0.5, prediction.ce), (0.25, prediction.kl), (2.0, prediction.tv)]
+
+
+@pytest.mark.parametrize("loss", ["soft_ce", "kl", "tv", "mixture"])
+def test_gradients_of_soft_losses_equal_those_of_their_formulas(loss):
+    hidden, head, blocks, target_hidden = setup_loss()
+    kind = prediction.mixture(PARTS) if loss == "mixture" else getattr(prediction, loss)
+    objective = dataclasses.replace(dflash(8), prediction=kind)
+    logp = log_rows(target_rows(target_hidden, blocks), head)
+    w = jnp.exp(-(jnp.arange(8) - 1) / 4) * blocks.mask
+
+    def naive(h):
+        logq = log_rows(h, head)
+        p, q = jnp.exp(logp), jnp.exp(logq)
+        costs = {
+            "ce": -of_label(logq, blocks),
+            "soft_ce": -(p * logq).sum(-1),
+            "kl": (p * (logp - logq)).sum(-1),
+            "tv": jnp.abs(p - q).sum(-1) / 2,
+        }
+        cost = costs.get(loss, 0.5 * costs["ce"] + 0.25 * costs["kl"] + 2.0 * costs["tv"])
+        return (w * cost).sum() / w.sum()
+
+    mine = jax.value_and_grad(lambda h: ratio(objective, h, head, blocks, target_hidden, chunk=7))(hidden)
+    theirs = jax.value_and_grad(naive)(hidden)
+    np.testing.assert_allclose(mine[0], theirs[0], rtol=1e-5)
+    np.testing.assert_allclose(mine[1], theirs[1], atol=1e-6)
+    assert np.abs(mine[1]).max() > 1e-3
+
+
 def test_weights_carry_no_gradient():
     objective = dscout(8)
     hidden, head, blocks, _ = setup_loss(horizon=objective.horizon)
@@ -235,6 +245,45 @@ def test_weights_carry_no_gradient():
 
     got = jax.grad(lambda h: ratio(objective, h, head, blocks))(hidden)
     np.testing.assert_allclose(got, jax.grad(with_frozen_weights)(hidden), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [weighting.awl("overlap"), weighting.confidence])
+def test_weights_of_the_targets_side_carry_no_gradient(kind):
+    objective = Objective("x", inclusion.fixed(8), weighting=kind)
+    hidden, head, blocks, target_hidden = setup_loss()
+    logq, logp = log_rows(hidden, head), log_rows(target_rows(target_hidden, blocks), head)
+    scores = Scores(
+        of_label(logq, blocks),
+        jnp.argmax(logq, -1) == blocks.labels,
+        blocks.mask,
+        blocks.revealed,
+        jnp.minimum(jnp.exp(logq), jnp.exp(logp)).sum(-1),
+        of_label(logp, blocks),
+    )
+    fixed = np.asarray(kind(scores) * blocks.mask)
+
+    def with_frozen_weights(h):
+        return (fixed * -of_label(log_rows(h, head), blocks)).sum() / fixed.sum()
+
+    mine, other = jax.grad(lambda *h: ratio(objective, h[0], head, blocks, h[1]), argnums=(0, 1))(
+        hidden, target_hidden
+    )
+    np.testing.assert_allclose(mine, jax.grad(with_frozen_weights)(hidden), atol=1e-6)
+    assert not other.any() and np.abs(mine).max() > 1e-3
+
+
+def log_rows(hidden, head):
+    return jax.nn.log_softmax(hidden @ head.T)
+
+
+def of_label(logs, blocks):
+    return jnp.take_along_axis(logs, blocks.labels[..., None], -1)[..., 0]
+
+
+def target_rows(target_hidden, blocks):
+    """The target's hidden state before each slot."""
+    before = jnp.maximum(blocks.anchors[..., None] + jnp.arange(blocks.mask.shape[-1]) - 1, 0)
+    return target_hidden[jnp.arange(len(before))[:, None, None], before]
 
 
 def test_a_bound_on_rows_changes_nothing_when_it_holds_all():
@@ -255,6 +304,8 @@ def test_no_valid_anchor_gives_zero_sums_and_gradients():
 
 def test_prefix_survival_and_accuracy_are_sums_over_bare_blocks():
     hidden, head, blocks, _ = setup_loss(unmask=inclusion.prefix_unmasking())
+    right = jax.random.bernoulli(jax.random.key(5), 0.7, blocks.mask.shape)
+    hidden = jnp.where(right[..., None], head[blocks.labels], hidden)  # most labels are the argmax
     slots = factorized_loss(dflash(8), hidden, head, blocks).slots
     hit = np.asarray(jnp.argmax(hidden @ head.T, -1) == blocks.labels)
     mask, revealed = np.asarray(blocks.mask), np.asarray(blocks.revealed)
@@ -264,19 +315,24 @@ def test_prefix_survival_and_accuracy_are_sums_over_bare_blocks():
         assert slots["reach"][k] == len(rows)
         assert slots["survived"][k] == sum(hit[b, n, 1 : k + 1].all() for b, n in rows)
         assert slots["hits"][k] == (hit & mask)[..., k].sum()
+        assert slots["bare_hits"][k] == sum(hit[b, n, k] for b, n in rows)
+    assert (slots["bare_hits"] < slots["hits"]).any()
     pull = (jax.nn.softmax(hidden @ head.T) - jax.nn.one_hot(blocks.labels, len(head))) @ head
     expected = (np.linalg.norm(pull, axis=-1) * mask * np.exp(-(np.arange(8) - 1) / 4)).sum((0, 1))
     np.testing.assert_allclose(slots["gradient"], expected, rtol=1e-4)
 
 
-def test_logits_of_all_blocks_never_exist():
+@pytest.mark.parametrize("kind", [prediction.ce, prediction.soft_ce])
+def test_logits_of_all_blocks_never_exist(kind):
     hidden, head = jnp.zeros((4, 64, 8, 16)), jnp.zeros((4096, 16))
     blocks = blocks_of(np.zeros((4, 200), int), np.ones((4, 200), bool), N=64)
+    objective = dataclasses.replace(dflash(8), prediction=kind)
+    target_hidden = jnp.zeros((4, 200, 16)) if kind.sees_target else None
 
-    def loss(h):
-        return factorized_loss(dflash(8), h, head, blocks, chunk=64).numerator
+    def loss(h, t):
+        return factorized_loss(objective, h, head, blocks, t, chunk=32).numerator
 
-    memory = jax.jit(jax.grad(loss)).lower(hidden).compile().memory_analysis()
+    memory = jax.jit(jax.grad(loss)).lower(hidden, target_hidden).compile().memory_analysis()
     everything = 4 * 64 * 7 * 4096 * 4
     assert memory.temp_size_in_bytes < everything / 4
 
@@ -346,7 +402,22 @@ def test_illegal_combinations_are_refused():
         weighting.awl("hit", "suffix")
     with pytest.raises(UserError, match="exceed the block size"):
         blocks_of(np.zeros((1, 30), int), np.ones((1, 30), bool), horizon=inclusion.fixed(9))
-    hidden, head, blocks, _ = setup_loss()
+    for wrong, said in (
+        (lambda: weighting.decay(0), "gamma 0"),
+        (lambda: weighting.decay(-1.0), "gamma -1.0"),
+        (lambda: weighting.first_error(gamma=-2.0), "gamma -2.0"),
+        (lambda: weighting.first_error(extra=-0.1), "extra -0.1"),
+        (lambda: dataclasses.replace(dflash(8), chain=-0.5), "chain -0.5"),
+        (lambda: prediction.mixture([(1.0, prediction.ce), (-1.0, prediction.kl)]), "-1.0"),
+        (lambda: prediction.mixture([]), "at least one"),
+    ):
+        with pytest.raises(UserError, match=said):
+            wrong()
+    hidden, head, blocks, target_hidden = setup_loss()
+    for name in ("overlap", "target_logp"):
+        silent = Objective("x", inclusion.fixed(8), weighting=lambda scores, n=name: getattr(scores, n) ** 2)
+        with pytest.raises(UserError, match=f"scores.{name}.*@sees_target"):
+            factorized_loss(silent, hidden, head, blocks, target_hidden)
     for blind in (weighting.awl("overlap"), weighting.confidence):
         with pytest.raises(UserError, match="hidden states"):
             factorized_loss(Objective("x", inclusion.fixed(8), weighting=blind), hidden, head, blocks)

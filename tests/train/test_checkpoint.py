@@ -1,12 +1,24 @@
 """Checkpoints: a damaged one is found, named and passed over; the best on held-out rows stays."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dscout_jax.errors import UserError
+from dscout_jax.objective import dflash
+from dscout_jax.objective.prediction import ce, kl, mixture, tv
 from train.checkpoint import Checkpoints, checksums
+from train.settings import TrainSettings
 from train.step import TrainState
+
+MIXTURE = "mixture.<locals>.loss"
+
+
+def objective_of(objective):
+    """What a contract says of an objective."""
+    return TrainSettings(objective, "", "", num_anchors=4).contract()["objective"]
 
 
 def state(step, value=1.0):
@@ -51,6 +63,48 @@ def test_another_contract_is_refused_and_nothing_removed(tmp_path):
     with pytest.raises(UserError, match="a: 1 then, 2 now"):
         Checkpoints(tmp_path, 2).restore(state(0), {"a": 2})
     assert (tmp_path / "checkpoints" / "1").is_dir()
+
+
+def test_the_drafters_shape_is_never_accepted(tmp_path):
+    contract = {"num_layers": 1, "block_size": 4, "target_layer_ids": [1], "mask_token_id": 5, "a": 1}
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.save(state(1, 1), {"at": 1}, contract)
+    checkpoints.wait()
+    for name in ("num_layers", "block_size", "target_layer_ids", "mask_token_id"):
+        other = contract | {name: 9, "a": 2}
+        with pytest.raises(UserError, match=f"accept.*{name}.*another run folder, with init="):
+            checkpoints.restore(state(0), other, accept=("a", name))
+        with pytest.raises(UserError, match=f"{name}: .*another run folder, with init=") as said:
+            checkpoints.restore(state(0), other, accept=("a",))
+        assert "--accept" not in str(said.value)
+    assert checkpoints.restore(state(0), contract | {"a": 2}, accept=("a",))[1] == {"at": 1}
+
+
+def test_a_run_from_before_predictions_had_names_goes_on(tmp_path):
+    def contract(objective):
+        return {"objective": objective_of(objective), "a": 1}
+
+    old = {"loss": {"<lambda>": {}}, "sees_target": False}
+    seeing = old | {"sees_target": True}
+    mixed = dataclasses.replace(dflash(4), prediction=mixture([(0.5, ce), (0.5, tv)]))
+    parts = {"parts": [[0.5, old], contract(mixed)["objective"]["prediction"]["loss"][MIXTURE]["parts"][1]]}
+    for number, (objective, prediction) in enumerate(
+        (
+            (dflash(4), old),
+            (mixed, {"loss": {MIXTURE: parts}, "sees_target": True}),
+            (dataclasses.replace(dflash(4), prediction=kl), None),
+        )
+    ):
+        then = contract(objective)
+        then["objective"] = then["objective"] | {"prediction": prediction or seeing}
+        checkpoints = Checkpoints(tmp_path / str(number), 2)
+        checkpoints.save(state(1, 1), {"at": 1}, then)
+        checkpoints.wait()
+        if prediction:
+            assert checkpoints.restore(state(0), contract(objective))[1] == {"at": 1}
+        else:  # it may have been soft_ce
+            with pytest.raises(UserError, match="objective"):
+                checkpoints.restore(state(0), contract(objective))
 
 
 def test_the_best_stays_beside_the_newest(tmp_path):

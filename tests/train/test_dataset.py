@@ -40,6 +40,14 @@ def test_a_packed_file_gives_the_rows_and_the_digest_of_its_lines(files, tmp_pat
     assert len({int(row.row_ids) for row in joined.train}) == 32
 
 
+def test_rows_without_an_anchor_are_left_out_and_counted(tmp_path):
+    sizes = ((3, 5), (3, 1), (23, 9), (22, 9))
+    rows = [{"prompt_tokens": [7] * p, "answer_tokens": [8] * a} for p, a in sizes]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load_rows(tmp_path / "a.jsonl", S, heldout=0)
+    assert found.left_out == 2 and sorted(row.answer.sum() for row in found.train) == [2, 5]
+
+
 def test_packing_refuses_before_it_writes(files, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"id": "1"}\n')
     packed = pack(files, tmp_path / "all.array_record")

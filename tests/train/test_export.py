@@ -28,7 +28,7 @@ CONFIG = TargetConfig(48, 16, 24, 4, 4, 2, 4, 1e-6, RopeConfig(1e4), 128, False,
 @pytest.fixture(scope="module")
 def target():
     params = Target(CONFIG).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
-    tokenizer = SimpleNamespace(special_ids={"eos_token": 1, "pad_token": 0}, decode=lambda ids: str(ids))
+    tokenizer = SimpleNamespace(special_ids={"eos_token": 1, "pad_token": 0}, show_mask=lambda *row: str(row))
     return SimpleNamespace(config=CONFIG, params=params, tokenizer=tokenizer, name="tiny", fingerprint="f00d")
 
 

@@ -35,6 +35,10 @@ def test_a_run_tells_rates_memory_and_loggers_and_takes_a_trace(tmp_path, monkey
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "loss" in row]
     assert "seconds" not in steps[0] and all(row["host_memory_peak"] > 1e6 for row in steps)
+    figures = {"slot_loss", "gradient_share", "weight", "accuracy", "bare_accuracy", "survival", "included"}
+    for row in steps:
+        assert all(len(row[name]) == 4 for name in figures) and row["skipped_steps"] == 0
+        assert 0 < row["blocks"] < row["queries"] <= settings.batch * 11  # horizons 2, 2, 3, 4 a row
     for row in steps[1:]:
         assert row["tokens_per_second"] == pytest.approx(8 * 24 / row["seconds"])
         assert row["mfu"] > 0

@@ -33,6 +33,7 @@ def target():
         special_ids={},
         chat=lambda turns, thinking=None: [2 + b % 44 for t in turns for b in t["content"].encode()],
         decode=lambda ids: " ".join(map(str, ids)),
+        show_mask=lambda ids, mask: str((ids, mask)),
     )
     return SimpleNamespace(config=CONFIG, params=params, tokenizer=tokenizer, name="tiny", fingerprint="f00d")
 
@@ -57,6 +58,14 @@ def test_answers_resume_without_hole_or_duplicate(target, prompts, tmp_path, tem
     assert sorted(again) == sorted(lines)
     with pytest.raises(UserError, match="max_new_tokens"):
         regenerate(target, prompts, torn, **options | {"max_new_tokens": 7})
+    with pytest.raises(UserError, match=r"'dtype': 'float32'.*bfloat16"):
+        regenerate(target, prompts, torn, **options, dtype=jnp.bfloat16)
+    # Rows from before dtypes were recorded are kept as they are.
+    old = [json.dumps({k: v for k, v in json.loads(line).items() if k != "dtype"}) + "\n" for line in again]
+    torn.write_text("".join(old[:5]))
+    mended = regenerate(target, prompts, torn, **options).read_text().splitlines(keepends=True)
+    assert mended[:5] == old[:5] and sorted(mended[5:]) == sorted(again[5:])
+    torn.write_text("".join(again))
     if temperature == 0:
         shards = [
             regenerate(target, prompts, tmp_path / "s.jsonl", shard=(i, 3), **options) for i in range(3)
@@ -146,6 +155,12 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
         train(changed, target)
     with pytest.raises(UserError, match="rate_of_learning"):
         train(changed, target, accept=("rate_of_learning",))
+    for wrong in ({"block_size": 5}, {"mask_token_id": 46}, {"target_layer_ids": (1, 2)}, {"num_layers": 2}):
+        (name,) = wrong
+        with pytest.raises(
+            UserError, match=rf"contract \({name}: [^;]*\); name another run folder, with init="
+        ):
+            train(dataclasses.replace(broken, **wrong), target)
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "6")
     _, other = load_drafter(train(changed, target, accept=("learning_rate",)))
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(resumed), strict=True))

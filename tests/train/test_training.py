@@ -2,26 +2,32 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.decode import Decoder
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import init_drafter
-from dscout_jax.models import Drafter, Target, target_head
-from dscout_jax.objective import dflash, dscout
-from dscout_jax.objective.inclusion import HorizonLaw, prefix_unmasking
-from dscout_jax.objective.prediction import ce, mixture, tv
+from dscout_jax.interop.tokenizer import Tokenizer
+from dscout_jax.models import Drafter, Target, embed, target_head
+from dscout_jax.objective import auf, dflash, dpace, dscout, inclusion, weighting
+from dscout_jax.objective.inclusion import HorizonLaw, prefix_unmasking, sample_blocks
+from dscout_jax.objective.prediction import ce, kl, mixture, soft_ce, tv
 from dscout_jax.objective.weighting import awl
 from dscout_jax.sharding import BATCH, make_mesh
 from train.dataset import Batch, batches, load_rows, stack
 from train.evaluate import evaluate, make_hits, walk
 from train.hosts import mesh_for
+from train.log import Speed, record
+from train.loop import _show_sample
 from train.settings import TrainSettings
 from train.step import (
     Frozen,
@@ -95,6 +101,72 @@ def test_accumulation_and_devices_give_the_same_gradients():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), results[0], other)
 
 
+def test_the_logged_figures_are_naive_sums():
+    settings, target, params, drafter = make(objective=dscout(4))
+    # Texts of three ids, which the head prefers: so that a fresh drafter hits now and then.
+    batch = random_batch()
+    batch = batch._replace(tokens=5 + batch.tokens % 3)
+    few = np.isin(np.arange(48), (5, 6, 7))[:, None]
+    params = params | {"lm_head": {"weight": params["lm_head"]["weight"] * np.where(few, 1.0, 0.05)}}
+    head, learnt = target_head(params), start(settings, drafter, params).params
+    _, metrics, _ = run_steps(settings, target, params, drafter, batch)
+    line = json.loads(json.dumps(record(1, metrics, Speed(1, 1.0, None))))
+    blocks = sample_blocks(
+        jax.random.fold_in(jax.random.key(settings.seed), 0),
+        *map(jnp.asarray, batch),
+        num_anchors=6,
+        block_size=4,
+        mask_token_id=47,
+        horizon=settings.objective.horizon,
+        unmask=settings.objective.unmask,
+    )
+    taps = make_features(target, drafter, False)(params, batch.tokens).taps
+    x = embed({"embed_tokens": params["embed_tokens"]}, blocks.inputs)
+    hidden = drafter.apply({"params": learnt}, taps, x, blocks.anchors, blocks.horizons)
+    logits, labels, mask = hidden @ head.T, np.asarray(blocks.labels), np.asarray(blocks.mask)
+    q = np.asarray(jax.nn.softmax(logits))
+    true = np.take_along_axis(q, labels[..., None], -1)[..., 0]
+    hit = np.asarray(jnp.argmax(logits, -1)) == labels
+    pull = np.linalg.norm((q - np.eye(48)[labels]) @ np.asarray(head), axis=-1)
+    bare = ~np.asarray(blocks.revealed).any(-1)
+    names = ("count", "weight", "loss", "pull", "hits", "reach", "bare", "alive")
+    sums, total = {name: np.zeros(4) for name in names}, 0.0
+    for b, n, k in zip(*np.nonzero(mask), strict=True):
+        before = [j for j in range(k) if mask[b, n, j]]
+        w = np.prod([0.5 * true[b, n, j] + 0.5 for j in before])
+        total += w * -np.log(true[b, n, k])
+        values = (1, w, -np.log(true[b, n, k]), w * pull[b, n, k], hit[b, n, k], bare[b, n])
+        values += (bare[b, n] and hit[b, n, k], bare[b, n] and hit[b, n, [*before, k]].all())
+        for name, value in zip(names, values, strict=True):
+            sums[name][k] += value
+    count, reach = np.maximum(sums["count"], 1), np.maximum(sums["reach"], 1)
+    expected = {
+        "included": sums["count"],
+        "weight": sums["weight"] / count,
+        "slot_loss": sums["loss"] / count,
+        "gradient_share": sums["pull"] / sums["pull"].sum(),
+        "accuracy": sums["hits"] / count,
+        "bare_accuracy": sums["bare"] / reach,
+        "survival": sums["alive"] / reach,
+        "loss": total / sums["weight"].sum(),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(line[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+    keep = np.asarray(blocks.keep)
+    assert (line["blocks"], line["skipped_steps"]) == (keep.sum(), 0)
+    assert line["queries"] == np.asarray(blocks.horizons)[keep].sum() < keep.sum() * 4
+    assert 0 < sums["bare"].sum() < sums["hits"].sum() < sums["count"].sum()
+
+
+def test_the_sample_shows_the_template_and_the_end_token(capsys):
+    words = {"<|user|>": 0, "hi": 1, "<|end|>": 2, "yo": 3}
+    backend = Backend(models.WordLevel(words, unk_token="hi"))
+    backend.add_special_tokens(["<|user|>", "<|end|>"])
+    row = Batch(np.array([0, 1, 3, 2, 1, 1]), np.array([0, 0, 1, 1, 0, 0], bool), np.int32(0))
+    _show_sample(row, SimpleNamespace(tokenizer=Tokenizer(backend)))
+    assert "<|user|> hi⟦yo <|end|>⟧\n" in capsys.readouterr().out
+
+
 def test_chunks_of_anchors_change_nothing_but_the_memory():
     batch, found, peaks = random_batch(), [], {}
     for N, chunk in ((6, None), (48, None), (6, 2), (48, 2), (6, 4)):
@@ -136,8 +208,8 @@ def test_no_valid_anchor_and_non_finite_steps_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, state.params, kept)
     broken = params | {"embed_tokens": {"weight": jnp.full_like(params["embed_tokens"]["weight"], jnp.nan)}}
     state = start(settings, drafter, params)
-    state, _, _ = run_steps(settings, target, broken, drafter, random_batch(), state=state)
-    assert state.skipped == 1
+    state, metrics, _ = run_steps(settings, target, broken, drafter, random_batch(), state=state)
+    assert state.skipped == 1 and metrics["skipped"] == 1
     jax.tree.map(np.testing.assert_array_equal, state.params, kept)
 
 
@@ -258,6 +330,26 @@ def test_contract_tells_options_of_an_objective_apart():
         return json.loads(json.dumps(make(objective=objective)[0].contract()["objective"]))
 
     assert contract() == contract()
+    losses = [ce, soft_ce, kl, tv, mixture([(0.5, ce), (0.5, tv)]), mixture([(0.5, ce), (0.5, kl)])]
+    losses.append(mixture([(0.4, ce), (0.5, kl)]))
+    weights = [weighting.uniform, weighting.auf, weighting.confidence, weighting.dpace(0.1)]
+    weights += [weighting.decay(), weighting.decay(2.0), weighting.first_error(), weighting.first_error(2.0)]
+    weights += [weighting.first_error(extra=0.1)]
+    weights += [
+        awl(score, prefix, 0.5)
+        for score in ("probability", "hit", "overlap")
+        for prefix in ("exclusive", "inclusive", "suffix")
+        if (score, prefix) != ("hit", "suffix")
+    ]
+    said = [contract(prediction=p, weighting=w) for p in losses for w in weights]
+    laws = [inclusion.fixed(4), inclusion.mixed((2, 4)), inclusion.inverse((2, 4)), inclusion.nested((2, 4))]
+    reveals = [inclusion.no_unmasking, prefix_unmasking(), inclusion.random_unmasking()]
+    said += [contract(horizon=h, unmask=u, chain=c) for h in laws for u in reveals for c in (0.0, 0.1)]
+    presets = [
+        make(objective=preset(4))[0].contract()["objective"] for preset in (dflash, dscout, dpace, auf)
+    ]
+    for different in (said, presets, [preset | {"name": ""} for preset in presets]):
+        assert len({json.dumps(each) for each in different}) == len(different)
     assert contract(weighting=awl(eps=0.25)) != contract(weighting=awl(eps=0.5)) == contract()
     assert contract(unmask=prefix_unmasking(rho=0.1)) != contract()
     assert contract(prediction=mixture([(0.5, ce), (0.5, tv)])) != contract(prediction=mixture([(0.5, ce)]))

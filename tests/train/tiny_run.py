@@ -31,7 +31,7 @@ CONFIG = TargetConfig(48, 32, 64, 3, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, False,
 
 def tiny_target():
     params = Target(CONFIG).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
-    tokenizer = SimpleNamespace(special_ids={}, decode=lambda ids: " ".join(map(str, ids)))
+    tokenizer = SimpleNamespace(special_ids={}, show_mask=lambda ids, mask: f"{ids} {mask}")
     return SimpleNamespace(config=CONFIG, params=params, tokenizer=tokenizer, name="tiny", fingerprint="f00d")
 
 
