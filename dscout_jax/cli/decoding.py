@@ -26,6 +26,10 @@ class Generate:
     max_new_tokens: int = 128
     block_size: int | None = None
     """Slots verified a round; default the drafter's own."""
+    smaller: tuple[int, ...] = ()
+    """Sizes that a round may be cut to when the drafter is unsure."""
+    min_confidence: float = 0.0
+    """With --smaller: drafts are sent while the product of their probabilities is at least this."""
     policy: Path | None = None
     """What `dscout tune` wrote: decodes at its block size, plainly where that is the fastest."""
     workload: str | None = None

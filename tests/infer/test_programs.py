@@ -22,8 +22,9 @@ def test_generate_streams_the_plain_answer(folders, capsys):
     settings = GenerateSettings(target=target, max_new_tokens=12)
     plain = generate("Hello", settings)
     text = capsys.readouterr().out
-    for other in (drafter, "lookup"):
-        speculative = generate("Hello", dataclasses.replace(settings, drafter=other))
+    cut = dict(smaller=(1, 2), min_confidence=0.01)
+    for other, options in ((drafter, {}), ("lookup", {}), (drafter, cut)):
+        speculative = generate("Hello", dataclasses.replace(settings, drafter=other, **options))
         captured = capsys.readouterr()
         assert captured.out == text
         assert plain.mat == 1.0 and plain.tokens == speculative.tokens == plain.rounds + 1
