@@ -42,7 +42,9 @@ class GenerateSettings:
 
     def __post_init__(self) -> None:
         if self.min_confidence and not self.smaller:
-            raise UserError(f"min_confidence {self.min_confidence} cuts rounds to one of --smaller: give both")
+            raise UserError(
+                f"min_confidence {self.min_confidence} cuts rounds to one of --smaller: give both"
+            )
         if self.smaller and not self.min_confidence:
             raise UserError(f"sizes {self.smaller} are for drafts below --min-confidence: give both")
         if self.smaller and (self.drafter is None or self.policy):
