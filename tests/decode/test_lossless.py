@@ -78,15 +78,17 @@ def test_a_token_of_the_answer_as_stop(place, right, puppet, prompts, answers):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_anything_at_once(data, puppet, prompts, answers):
-    """Ragged prompts, a budget and several stop ids a row, and proposals right by chance."""
-    budgets = data.draw(st.lists(st.integers(1, ANSWER), min_size=ROWS, max_size=ROWS))
+    """Any of the ragged prompts, a budget and several stop ids a row, and proposals right by chance."""
+    order = data.draw(st.lists(st.sampled_from(range(ROWS)), min_size=1, max_size=ROWS))
+    asked, expected = [prompts[i] for i in order], [answers[i] for i in order]
+    budgets = data.draw(st.lists(st.integers(1, ANSWER), min_size=len(order), max_size=len(order)))
     places = st.lists(st.integers(0, 2 * ANSWER), max_size=4)
-    stops = [[a[i] for i in data.draw(places) if i < ANSWER] for a in answers]
+    stops = [[a[i] for i in data.draw(places) if i < ANSWER] for a in expected]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    decoder = puppet(rng.integers(0, BLOCK_MAX, (ROWS, CAPACITY)))
+    decoder = puppet(rng.integers(0, BLOCK_MAX, (ROWS, CAPACITY)), order=order)
     slots = data.draw(st.integers(1, BLOCK_MAX))
-    generations = decoder.generate(prompts, budgets, stop_ids=stops, live_slots=slots)
-    for generation, answer, budget, stop in zip(generations, answers, budgets, stops, strict=True):
+    generations = decoder.generate(asked, budgets, stop_ids=stops, live_slots=slots, rows=ROWS)
+    for generation, answer, budget, stop in zip(generations, expected, budgets, stops, strict=True):
         check(generation, answer, budget, stop)
         assert max(generation.accepted, default=0) < slots
 
