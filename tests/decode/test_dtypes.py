@@ -42,7 +42,7 @@ def test_bf16_tokens_are_those_of_plain_decoding_of_one_shape(
         generations = play(mixed).generate(prompts, ANSWER, live_slots=live_slots)
         for row, (generation, answer) in enumerate(zip(generations, answers, strict=True)):
             assert generation.tokens == answer, (
-                f"bf16 kernels of the {backend} backend depend on more than their shape ({BLOCK_MAX} rows of a "
+                f"bf16 kernels of {backend} depend on more than their shape ({BLOCK_MAX} rows of a "
                 f"product): row {row}, live_slots {live_slots}"
             )
             assert live_slots == 1 or len(set(generation.accepted)) > 2

@@ -10,8 +10,8 @@ import pytest
 from decoding_tools import ANSWER, BLOCK_MAX, ROWS, bigger
 from scipy.stats import chi2
 
-from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax import ops
+from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.decode import Decoder, Proposals, Request, Sampling, make_loop, mat, prefill
 from dscout_jax.decode.batch import Shape, pad
 from dscout_jax.decode.sampling import allowed_logits
