@@ -1,6 +1,7 @@
 """Weights by a name: what was measured with others is told apart."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,3 +17,10 @@ def fingerprint(params: Any) -> str:
         figures = np.asarray(jnp.stack([leaf.sum(), jnp.abs(leaf).sum(), jnp.square(leaf).sum()]))
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.shape}".encode() + figures.tobytes())
     return digest.hexdigest()[:16]
+
+
+def fingerprint_ids(ids: Sequence[int] | None) -> str | None:
+    """Of a set of ids, in any order; None for none."""
+    if ids is None:
+        return None
+    return hashlib.sha256(np.unique(np.asarray(ids, np.int64)).tobytes()).hexdigest()[:16]

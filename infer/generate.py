@@ -115,6 +115,9 @@ def load(settings: GenerateSettings, concurrency: int = 1) -> tuple[LoadedTarget
     if settings.policy:
         if settings.drafter is None or block_size is not None:
             raise UserError("a policy chooses a drafter's block size: give --drafter, and no --block-size")
+        settings = dataclasses.replace(
+            settings, policy=dataclasses.replace(settings.policy, sampling=settings.sampling)
+        )
         settings.policy.load(concurrency)
     plain = settings.drafter is None and block_size is None
     if plain and settings.dtype == "bfloat16" and jax.default_backend() == "cpu":
@@ -145,6 +148,10 @@ def generate(prompt: str, settings: GenerateSettings) -> Summary:
         print(piece, end="", flush=True)
 
     ids = encode_prompt(loaded, prompt, settings.thinking)
+    if settings.policy:
+        settings.policy.warn_of_length(
+            decoder.shape(decoder.requests([ids], settings.max_new_tokens)).capacity
+        )
     draws = settings.sampling._replace(seed=seed_of(settings.sampling.seed, ids))
     summary = answer(decoder, ids, settings.max_new_tokens, loaded.tokenizer.stream, write, draws)
     print()

@@ -58,16 +58,16 @@ def pictures(folder: Path, depth: Path | None = None) -> list[Path]:
         plt.close(figure)
     tables = [("Predicted", policy.table())]
     if document:
+        online = [("Choosing round by round", document["online"])] if document["online"] else []
         tables = [
             ("Summary", [document["summary"]]),
             ("Predicted and measured", rows),
-            ("Choosing round by round", document["online"]),
+            *online,
             *tables,
         ]
     if searched:
         tables.append((f"Search over {searched['what']}", searched["rows"]))
-    points = [{"concurrency": c, "block_size": b, "ms": ms} for (c, b), ms in policy.latency.points.items()]
-    tables.append(("Milliseconds of a round", points))
+    tables.append(("Milliseconds of a round", policy.latency.rows()))
     about = json.dumps(dict(policy.about))
     images = [path for path in paths if path.suffix == ".svg"]
     text = page("From a drafter to its configuration", tables, (*NOTES, f"Measured on: {about}"), images)
@@ -90,8 +90,7 @@ def _mat(plt: Any, policy: Policy, rows: Sequence[Row]) -> Any:
     figure, axes = _grid(plt, len(policy.workloads))
     for axis, (name, model) in zip(axes, policy.workloads.items(), strict=True):
         sizes = range(1, model.block_size + 1)
-        low, high = (1 + np.cumsum([0.0, *bound]) for bound in (model.low, model.high))
-        axis.fill_between(sizes, low, high, alpha=0.25, linewidth=0)
+        axis.fill_between(sizes, [1, *model.mat_low], [1, *model.mat_high], alpha=0.25, linewidth=0)
         axis.plot(sizes, [model.mat(b) for b in sizes], label="predicted")
         found = [(r["block_size"], r["mat_measured"]) for r in rows if r["workload"] == name]
         if found:
@@ -122,7 +121,9 @@ def _latency(plt: Any, policy: Policy) -> Any:
     latency = policy.latency
     for c in latency.concurrencies:
         ms = [latency.ms(c, b) for b in latency.block_sizes]
-        axes[0].plot(latency.block_sizes, ms, marker="o", label=f"C = {c}")
+        ends = [latency.spread.get((c, b), (at, at)) for b, at in zip(latency.block_sizes, ms, strict=True)]
+        beside = np.abs(np.array(ends).T - np.array(ms))
+        axes[0].errorbar(latency.block_sizes, ms, beside, marker="o", capsize=2, label=f"C = {c}")
         axes[1].plot(latency.block_sizes, np.array(ms) / ms[0], marker="o", label=f"C = {c}")
     axes[0].set(xlabel="block size B", ylabel="ms", title="a round", ylim=(0, None))
     axes[1].set(xlabel="block size B", ylabel="plain steps", title="MAT that pays for it")

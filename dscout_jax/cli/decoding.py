@@ -59,8 +59,8 @@ class Generate:
 
         options = dataclasses.asdict(self) | {"drafter": decodable(self.drafter)}
         prompt, prompts, out, slots = (options.pop(k) for k in ("prompt", "prompts", "out", "slots"))
-        sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
         options["policy"] = policy_use(options)
+        sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
         settings = GenerateSettings(sampling=sampling, **options)
         if (prompt is None) == (prompts is None):
             raise UserError("give either a prompt or --prompts FILE")
