@@ -181,7 +181,7 @@ def test_generate_and_bench_follow_a_policy(settings, policy, tmp_path, capsys):
     # What was measured greedily, and with shorter caches, is followed otherwise only with a word on it.
     for change, said in (
         (dict(sampling=Sampling(0.7)), "sampling: greedy then, temperature 0.7"),
-        (dict(max_new_tokens=700), "caches of 256 positions then, 1024 now"),
+        (dict(max_new_tokens=520), "caches of 256 positions then, 768 now"),
     ):
         use = dict(policy=PolicyUse(plainly, "more")) | change
         generate("Hello", dataclasses.replace(base, **use))
