@@ -48,6 +48,10 @@ def test_two_words_name_one_command(capsys):
         (["bench", "q.jsonl", "--drafter", "d", "--policy", "p.json", "--block-sizes", "4"], "--block-sizes"),
         (["bench", "q.jsonl", "--drafter", "d", "--policy", "no/such.json"], "no/such.json"),
         (["tune", "report", "no/such"], "no/such"),
+        (["tune", "q.jsonl", "--drafter", "d", "--all-sizes"], "--validate"),
+        (["tune", "q.jsonl", "--drafter", "d", "--validate", "--passes", "0"], "passes 0"),
+        (["tune", "q.jsonl", "--drafter", "d", "--temperature", "-1"], "temperature -1"),
+        (["bench", "latency", "--drafter", "d", "--concurrencies", "0"], "concurrencies (0,)"),
         (["generate", "--prompts", "no/such.jsonl", "--out", "answers.jsonl"], "no/such.jsonl"),
     ],
 )

@@ -82,8 +82,8 @@ class TuneReport:
 
     folder: Word[Path]
     """What `dscout tune` wrote."""
-    search: Path | None = None
-    """What `dscout tune depth` or `dscout tune taps` wrote, to put in too."""
+    search: tuple[Path, ...] = ()
+    """Folders that `dscout tune depth` or `dscout tune taps` wrote, to put in too."""
 
     def __call__(self) -> None:
         from infer.pictures import pictures
@@ -121,6 +121,8 @@ class TuneDepth(_Search):
 
     depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     """To choose from, ascending."""
+    within: int = 1
+    """Steps that the answer may lie beside the best depth; 0 trains more of them."""
     out: Path = Path("runs/depth")
     """A run folder for each, search.json, .md, .png and .svg."""
 
@@ -128,16 +130,16 @@ class TuneDepth(_Search):
         from dscout_jax.cli.search import Search, say, tune_depth
 
         options = dataclasses.asdict(self)
-        depths = options.pop("depths")
-        say(tune_depth(Search(**options), depths))
+        depths, within = options.pop("depths"), options.pop("within")
+        say(tune_depth(Search(**options), depths, within))
 
 
 @dataclasses.dataclass
 class TuneTaps(_Search):
     """Trains and measures drafters that are shown so many of the target's layers, by each fusion; resumes."""
 
-    counts: tuple[int, ...] = (1, 3, 5)
-    """Numbers of tapped layers, spread evenly."""
+    counts: tuple[int | Literal["all"], ...] = (1, 3, 5)
+    """Numbers of tapped layers, spread evenly; "all": every one."""
     fusions: tuple[Literal["fc", "softmax"], ...] = ("fc", "softmax")
     """Dense, and a few weights a layer."""
     out: Path = Path("runs/taps")

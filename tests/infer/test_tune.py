@@ -313,14 +313,17 @@ def test_validation_runs_the_cells_once_and_is_drawn(settings, ground, policy, t
     searched = {"what": "depth", "best": 2, "reason": "2 is the best"}
     searched["rows"] = [
         {"depth": d, "order": d, "mat": 1.5, "round_ms": 3.0, "block_size": 4}
-        | {"tokens_per_s": 9.0 + d, "plain_tokens_per_s": 8.0}
+        | {"tokens_per_s": 9.0 + d, "plain_tokens_per_s": 8.0, "over_plain": (9.0 + d) / 8}
         for d in (1, 2)
     ]
     (tmp_path / "search.json").write_text(json.dumps(searched))
-    paths = pictures(settings.out, tmp_path)
+    (tmp_path / "again").mkdir()
+    taps = searched | {"what": "taps", "best": "all fc", "rows": [searched["rows"][0] | {"taps": "all fc"}]}
+    (tmp_path / "again" / "search.json").write_text(json.dumps(taps))
+    paths = pictures(settings.out, (tmp_path, tmp_path / "again", tmp_path))
     assert {path.name for path in paths} == {"report.html"} | {
         f"{name}.{ending}"
-        for name in ("mat", "acceptance", "latency", "throughput", "depth")
+        for name in ("mat", "acceptance", "latency", "throughput", "depth", "taps", "depth-3")
         for ending in ("png", "svg")
     }
     for path in paths:
@@ -328,9 +331,9 @@ def test_validation_runs_the_cells_once_and_is_drawn(settings, ground, policy, t
             with Image.open(path) as image:
                 assert np.asarray(image.convert("L")).std() > 5, "something is drawn"
     text = (settings.out / "report.html").read_text()
-    assert text.count("data:image/svg+xml;base64,") == 5 and "tokens_per_s_measured" in text
+    assert text.count("data:image/svg+xml;base64,") == 7 and "tokens_per_s_measured" in text
     assert 'src="http' not in text and "href" not in text
     with pytest.raises(UserError, match=r"search\.json"):
-        pictures(settings.out, tmp_path / "none")
+        pictures(settings.out, (tmp_path / "none",))
     with pytest.raises(UserError, match="dscout tune"):
         pictures(tmp_path)
