@@ -84,6 +84,27 @@ def test_depths_are_trained_once_each_and_the_reason_is_said(root, options, monk
     assert json.loads((root / "depth" / "search.json").read_text()) == document
 
 
+def test_taps_stay_where_they_are_while_depth_varies(root, options, monkeypatch):
+    """The default taps of a drafter follow its depth: then two things would change at once."""
+    text = options["config"].read_text()
+    assert "target_layer_ids=(1,), " in text
+    (root / "default.py").write_text(text.replace("target_layer_ids=(1,), ", ""))
+    asked = {}
+
+    def measure(self, what, name, order, changes):
+        asked[name] = changes
+        return -name
+
+    monkeypatch.setattr(search.Trials, "measure", measure)
+    monkeypatch.setattr(search.Trials, "save", lambda self, what, best, reason: best)
+    own = Search(**options | {"config": root / "default.py"}, out=root / "stay")
+    assert tune_depth(own, (1, 2, 3), 0, lambda line: None) == 1
+    layers = json.loads((root / "lab" / "target" / "config.json").read_text())["num_hidden_layers"]
+    assert set(asked) >= {1, 2}
+    for depth, changes in asked.items():
+        assert changes == {"num_layers": depth, "target_layer_ids": (layers // 2,)}
+
+
 def test_taps_by_both_fusions(root, options):
     quiet = Search(**options, out=root / "taps")
     document = tune_taps(quiet, ("all",), ("fc", "softmax"), lambda line: None)
