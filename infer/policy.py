@@ -137,7 +137,8 @@ class LatencyModel:
 class Policy:
     """What was measured of one drafter on one machine, and what follows from it.
 
-    about: target and drafter fingerprints, dtype, sampling, capacity of the caches, machine. workloads: by name. latency: of this machine.
+    about: target and drafter fingerprints, dtype, sampling, capacity of the caches, machine. workloads: by
+        name. latency: of this machine.
     plain_rows: concurrency -> the faster form of plain decoding (see `Decoder.plain`), where measured.
     """
 
