@@ -21,9 +21,9 @@ def test_a_bf16_cache_under_fp32_products(mixed, build, drafter, drafter_params,
     answers = [g.tokens for g in plain.generate(prompts, ANSWER)]
     decoder = build(drafter, drafter_params, draft=oracle, cache_dtype=jnp.bfloat16)
     play = puppeteer(decoder, prompts, answers)
-    state, _ = decoder.prefill(decoder.requests(prompts, ANSWER))
+    state, _ = play(mixed).prefill(decoder.requests(prompts, ANSWER))
     assert {x.dtype for x in jax.tree.leaves((state.target, state.context))} == {jnp.dtype(jnp.bfloat16)}
-    assert state.learnt is None and decoder.target.dtype == jnp.float32
+    assert decoder.target.dtype == decoder.drafter.dtype == jnp.float32
     for generation, answer in zip(play(mixed).generate(prompts, ANSWER), answers, strict=True):
         check(generation, answer, ANSWER)
         assert len(set(generation.accepted)) > 2

@@ -118,17 +118,15 @@ def test_stream_yields_what_generate_returns(puppet, prompts, answers):
 def test_a_size_a_call(build, drafter, drafter_params, prompts, answers):
     """One decoder, any size up to the drafter's: also from one that was built to decode plainly."""
     decoder = build(drafter, drafter_params, block_size=1, draft_ids=range(VOCAB))
-    for size in (4, 1, 4, None):
+    for size in (4, None, 4):
         generations = decoder.generate(prompts, ANSWER, block_size=size)
         assert [g.tokens for g in generations] == answers
         assert {g.block_size for g in generations} == {size or 1}
     sized = decoder.sized(4)
     assert sized is decoder.sized(4) and sized.drafter is drafter and sized.compilations == 2
     assert sized.weights.draft_ids.shape == (VOCAB,)
-    lists = list(decoder.stream(prompts[0], ANSWER, block_size=4))
-    assert [token for tokens in lists for token in tokens] == answers[0]
-    [(_, served)] = serve(decoder, decoder.requests(prompts[:1], ANSWER), 1, block_size=4)
-    assert (served.tokens, served.block_size) == (answers[0], 4)
+    for index, served in serve(decoder, decoder.requests(prompts, ANSWER), ROWS, block_size=4):
+        assert (served.tokens, served.block_size) == (answers[index], 4)
     with pytest.raises(UserError, match="block size 7"):
         decoder.generate(prompts, ANSWER, block_size=BLOCK_MAX + 1)
 
