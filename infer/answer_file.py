@@ -44,7 +44,9 @@ def answer_file(
         raise UserError(f"slots {slots} must be at least 1")
     loaded, decoder = load(settings, slots)
     if rows:
-        decoder.shape([_request(loaded, settings, row["turns"][0], []) for row in rows])
+        shape = decoder.shape([_request(loaded, settings, row["turns"][0], []) for row in rows])
+        if settings.policy:
+            settings.policy.warn_of_length(shape.capacity)
     done: dict[int, dict[str, Any]] = {}
     with _opened(out) as file:
         written = 0

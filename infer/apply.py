@@ -6,13 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dscout_jax.decode import Adaptive, Decoder
+import jax.numpy as jnp
+
+from dscout_jax.decode import Adaptive, Decoder, Sampling
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
-from infer.fingerprint import fingerprint
+from infer.fingerprint import fingerprint, fingerprint_ids
 from infer.load import LOOKUP
 from infer.machine import describe
 from infer.policy import Policy, load_policy
+
+_LONGER = 2
+"""Caches so many times as long as those that rounds were timed with make their times doubtful."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +27,14 @@ class PolicyUse:
     workload: whose acceptance to go by; None: all of the file's, in equal shares.
     adapt: begins there and learns from the rounds themselves. explore: the share of the time that probes of
         larger sizes may lose then.
+    sampling: how answers will be drawn; its seed does not matter.
     """
 
     file: Path
     workload: str | None = None
     adapt: bool = False
     explore: float = 0.01
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
 
     def load(self, concurrency: int) -> Policy:
         """The policy, known to hold an answer. Raises UserError for an unknown workload or concurrency."""
@@ -50,7 +57,7 @@ class PolicyUse:
     ) -> tuple[Decoder, int]:
         """A decoder by the policy, and its block size; 1: plain decoding, in whichever form is the faster.
 
-        Standard error gets a line for each way in which the policy's machine was another.
+        Standard error gets a line for each way in which the policy's machine or sampling was another.
 
         Args:
             full: the drafter's decoder at its own block size.
@@ -58,15 +65,26 @@ class PolicyUse:
             UserError: the policy is another drafter's, target's or dtype's, or has no such answer.
         """
         policy = self.load(concurrency)
-        for doubt in check_policy(policy, loaded, full, drafter, dtype):
-            print(f"dscout: the policy was measured elsewhere ({doubt})", file=sys.stderr)
+        for doubt in check_policy(policy, loaded, full, drafter, dtype, self.sampling):
+            _say(doubt)
         if self.adapt:
             return adaptive(policy, full, self.workload, concurrency, self.explore)
         return at_best(policy, full, self.workload, concurrency)
 
+    def warn_of_length(self, capacity: int) -> None:
+        """A line on standard error where caches are much longer than those that rounds were timed with."""
+        measured = load_policy(self.file).about.get("capacity", capacity)
+        if capacity > _LONGER * measured:
+            _say(f"caches of {measured} positions then, {capacity} now")
+
 
 def at_best(policy: Policy, full: Decoder, workload: str | None, concurrency: int) -> tuple[Decoder, int]:
-    """`full` at the policy's block size, and that size; plain decoding where it is 1."""
+    """`full` at the policy's block size, and that size; plain decoding where it is 1.
+
+    Raises:
+        UserError: the policy is another drafter's or dtype's, or has no such answer.
+    """
+    _refuse(policy, of_decoder(full))
     size = policy.best(workload, concurrency)
     return at_size(policy, full, size, concurrency), size
 
@@ -82,7 +100,11 @@ def adaptive(
     """A decoder that chooses each round's size by what it learns, and its largest size.
 
     It begins with the workload's S_k and chooses among `policy.few_sizes`.
+
+    Raises:
+        UserError: the policy is another drafter's or dtype's, or has no such answer.
     """
+    _refuse(policy, of_decoder(full))
     sizes = policy.few_sizes(concurrency)
     survival = policy.model(workload).survival[: sizes[-1] - 1]
     costs = tuple(policy.latency.ms(concurrency, size) for size in sizes)
@@ -100,25 +122,52 @@ def several(policy: Policy, full: Decoder, sizes: tuple[int, ...], rule: Any, co
 
 def identity(loaded: LoadedTarget, full: Decoder, drafter: str | Path, dtype: str) -> dict[str, Any]:
     """What a policy holds for: with any of these another, acceptance and latencies are others."""
+    copying = str(drafter).endswith(LOOKUP)
+    return {**of_decoder(full), "target": loaded.fingerprint, "copying": copying, "dtype": dtype}
+
+
+def of_decoder(full: Decoder) -> dict[str, Any]:
+    """As much of it as a decoder shows by itself."""
     return {
-        "target": loaded.fingerprint,
         "drafter": fingerprint(full.weights.drafter),
-        "draft ids": len(full.draft_ids or ()),
-        "copying": str(drafter).endswith(LOOKUP),
-        "dtype": dtype,
+        "draft ids": fingerprint_ids(full.draft_ids),
+        "dtype": jnp.dtype(full.target.dtype).name,
     }
 
 
+def said(sampling: Sampling) -> str:
+    """How answers are drawn, in words; without a temperature nothing else counts."""
+    if not sampling.temperature:
+        return "greedy"
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in names)
+
+
 def check_policy(
-    policy: Policy, loaded: LoadedTarget, full: Decoder, drafter: str | Path, dtype: str
+    policy: Policy,
+    loaded: LoadedTarget,
+    full: Decoder,
+    drafter: str | Path,
+    dtype: str,
+    sampling: Sampling,
 ) -> list[str]:
-    """What makes the policy's latencies doubtful here: another machine. Empty: nothing.
+    """What makes the policy doubtful here: another machine, other sampling. Empty: nothing.
 
     Raises:
         UserError: the policy is another drafter's, another target's or another dtype's.
     """
-    mine = identity(loaded, full, drafter, dtype)
+    _refuse(policy, identity(loaded, full, drafter, dtype))
+    here, there = describe(), policy.about.get("machine", {})
+    doubts = [f"{k}: {there.get(k)!r} then, {here[k]!r} now" for k in here if here[k] != there.get(k)]
+    if (then := policy.about.get("sampling")) != said(sampling):
+        doubts.append(f"sampling: {then} then, {said(sampling)} now")
+    return doubts
+
+
+def _refuse(policy: Policy, mine: dict[str, Any]) -> None:
     if odd := [name for name, value in mine.items() if policy.about.get(name) != value]:
         raise UserError(f"the policy was measured with another {' and '.join(odd)}; run `dscout tune` again")
-    here, there = describe(), policy.about.get("machine", {})
-    return [f"{k}: {there.get(k)!r} then, {here[k]!r} now" for k in here if here[k] != there.get(k)]
+
+
+def _say(doubt: str) -> None:
+    print(f"dscout: the policy was measured otherwise ({doubt})", file=sys.stderr)

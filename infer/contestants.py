@@ -9,7 +9,7 @@ from typing import Any
 from dscout_jax.decode import Decoder
 from dscout_jax.interop import LoadedTarget, load_provenance
 from infer.apply import PolicyUse
-from infer.fingerprint import digest, fingerprint
+from infer.fingerprint import digest, fingerprint, fingerprint_ids
 from infer.load import LOOKUP, load_decoder
 
 Contestant = tuple[str, int]
@@ -97,7 +97,7 @@ def load_contestants(
         loaded, full = load_decoder(
             loaded, drafter, dtype=dtype, cache_dir=cache_dir, bucket=bucket, **options
         )
-        made_of = [fingerprint(full.weights.drafter), len(full.draft_ids or ()), options]
+        made_of = [fingerprint(full.weights.drafter), fingerprint_ids(full.draft_ids), options]
         if policy:
             decoder, size = policy.follow(loaded, full, drafter, dtype, concurrency)
             said = policy.said(decoder, size)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,3 +23,10 @@ def fingerprint(params: Any) -> str:
 def digest(what: Any) -> str:
     """A name of whatever JSON can say."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fingerprint_ids(ids: Sequence[int] | None) -> str | None:
+    """Of a set of ids, in any order; None for none."""
+    if ids is None:
+        return None
+    return hashlib.sha256(np.unique(np.asarray(ids, np.int64)).tobytes()).hexdigest()[:16]

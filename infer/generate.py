@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from dscout_jax.decode import Decoder, Sampling, seed_of
 from dscout_jax.errors import UserError
@@ -20,6 +21,7 @@ class GenerateSettings:
 
     drafter: a folder, or "lookup" for prompt lookup; None decodes plainly.
     policy: in place of a block size (see `infer.apply`).
+    smaller, min_confidence: sizes that a round may be cut to when its drafts are too unsure (see Decoder).
     sampling: its seed is a job's: each row's own follows from it and the prompt.
     sample_drafts: see Decoder.
     """
@@ -29,11 +31,25 @@ class GenerateSettings:
     dtype: str = "float32"
     max_new_tokens: int = 128
     block_size: int | None = None
+    smaller: tuple[int, ...] = ()
+    min_confidence: float = 0.0
     policy: PolicyUse | None = None
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     sample_drafts: bool = False
     thinking: bool | None = None
     cache_dir: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_confidence and not self.smaller:
+            raise UserError(
+                f"min_confidence {self.min_confidence} cuts rounds to one of --smaller: give both"
+            )
+        if self.smaller and not self.min_confidence:
+            raise UserError(f"sizes {self.smaller} are for drafts below --min-confidence: give both")
+        if self.smaller and (self.drafter is None or self.policy):
+            raise UserError(
+                f"smaller sizes {self.smaller} need a --drafter, and no --policy, which chooses sizes itself"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +114,16 @@ def load(settings: GenerateSettings, concurrency: int = 1) -> tuple[LoadedTarget
     if settings.policy:
         if settings.drafter is None or block_size is not None:
             raise UserError("a policy chooses a drafter's block size: give --drafter, and no --block-size")
+        settings = dataclasses.replace(
+            settings, policy=dataclasses.replace(settings.policy, sampling=settings.sampling)
+        )
         settings.policy.load(concurrency)
     plain = settings.drafter is None and block_size is None
     if plain and settings.dtype == "bfloat16" and backend.single_bf16_rows_are_slow():
         block_size = 2
+    options: dict[str, Any] = {}
+    if settings.smaller:
+        options = {"smaller": settings.smaller, "min_confidence": settings.min_confidence}
     loaded, decoder = load_decoder(
         settings.target,
         settings.drafter,
@@ -109,6 +131,7 @@ def load(settings: GenerateSettings, concurrency: int = 1) -> tuple[LoadedTarget
         block_size=block_size,
         cache_dir=settings.cache_dir,
         sample_drafts=settings.sample_drafts,
+        **options,
     )
     if settings.policy:
         decoder, _ = settings.policy.follow(loaded, decoder, settings.drafter, settings.dtype, concurrency)
@@ -124,6 +147,10 @@ def generate(prompt: str, settings: GenerateSettings) -> Summary:
         print(piece, end="", flush=True)
 
     ids = encode_prompt(loaded, prompt, settings.thinking)
+    if settings.policy:
+        settings.policy.warn_of_length(
+            decoder.shape(decoder.requests([ids], settings.max_new_tokens)).capacity
+        )
     draws = settings.sampling._replace(seed=seed_of(settings.sampling.seed, ids))
     summary = answer(decoder, ids, settings.max_new_tokens, loaded.tokenizer.stream, write, draws)
     print()

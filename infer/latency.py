@@ -11,10 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from dscout_jax import ops
-from dscout_jax.decode import Decoder, DecodeState, Weights, serve
+from dscout_jax.decode import Decoder, DecodeState, Sampling, Weights, serve
+from dscout_jax.errors import UserError
 from dscout_jax.models import Target, target_head
 from infer.load import load_decoder
 from infer.machine import describe
+
+CHUNK = 1024
+"""Positions of a long prompt read in one forward, as the Decoder does by itself."""
 
 Step = Callable[[Weights, DecodeState], DecodeState]
 
@@ -78,9 +82,11 @@ def made_up(decoder: Decoder, batch: int, tokens: int) -> list[list[int]]:
     return [[(7 * i + row) % (vocab - 1) for i in range(tokens)] for row in range(batch)]
 
 
-def whole(decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int) -> Callable[[], float]:
+def whole(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int, sampling: Sampling | None = None
+) -> Callable[[], float]:
     """A timer of decoding itself (`serve`, a slot a prompt), in milliseconds a round, its work included."""
-    requests = decoder.requests(prompts, calls + 1, [[]] * len(prompts))
+    requests = decoder.requests(prompts, calls + 1, [[]] * len(prompts), sampling)
 
     def timed() -> float:
         stretches: list[float] = []
@@ -91,8 +97,23 @@ def whole(decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int) -> Cal
     return timed
 
 
+def reading(decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int) -> Callable[[], float]:
+    """A timer of the prefill of these prompts, in milliseconds; both models read them."""
+    requests = decoder.requests(prompts, calls + 1)
+
+    def timed() -> float:
+        return decoder.prefill(requests)[1] * 1e3
+
+    timed()
+    return timed
+
+
 def part_timers(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], calls: int, drafts: bool = True
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    calls: int,
+    drafts: bool = True,
+    sampling: Sampling | None = None,
 ) -> dict[str, Callable[[], float]]:
     """Timers of "draft", "verify" and the whole "round" at the decoder's block size.
 
@@ -105,7 +126,7 @@ def part_timers(
     timers = {"verify": timer(verify, decoder.weights, state, calls)}
     if drafts and decoder.block_size > 1:
         timers["draft"] = timer(draft_step(decoder), decoder.weights, state, calls)
-    return timers | {"round": whole(decoder, prompts, calls)}
+    return timers | {"round": whole(decoder, prompts, calls, sampling)}
 
 
 def take_turns(timers: dict[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
@@ -126,18 +147,22 @@ def measure(
     calls: int = 16,
     repeats: int = 5,
     parts: bool = True,
+    sampling: Sampling | None = None,
     log: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Milliseconds of the AR step, and for every block size of draft, verify and the whole round.
+    """Milliseconds of prefill and AR step, and for every block size of draft, verify and the whole round.
 
     Args:
         decoder: one that drafts; its own block size does not matter.
         prompt_tokens: of the made-up prompts; a step's cost hangs on the cache's capacity, not on this.
-        parts: also of the bare forward, of draft and of verify; each is a program more to compile.
+        parts: also of prefill, bare forward, draft and verify; most are programs more to compile.
+        sampling: of plain steps and whole rounds; None: greedy.
     Returns:
-        {"ar_ms", "plain_ms", "plain_rows", "plain_over_ar", "blocks": [{"block_size", "draft_ms",
-        "verify_ms", "round_ms", "other_ms", "round_over_parts", "verify_over_plain"}, ...]}; `plain_ms` and
-        `round_ms` come from decoding itself (`serve`, one slot a prompt), so the loop's own work is in them.
+        {"batch", "capacity", "prompt_tokens", "prefill_ms", "ar_ms", "plain_ms", "plain_rows",
+        "plain_over_ar", "blocks": [{"block_size", "draft_ms", "verify_ms", "round_ms", "other_ms",
+        "round_over_parts", "verify_over_plain"}, ...], "spread": {name: [least, most]}}, in medians;
+        `plain_ms` and `round_ms` come from decoding itself (`serve`, one slot a prompt), so the loop's own
+        work is in them.
     """
     prompts = made_up(decoder, batch, prompt_tokens)
     timers: dict[tuple, Callable[[], float]] = {}
@@ -147,19 +172,32 @@ def measure(
             state, _ = plain.prefill(plain.requests(prompts, calls + 1))
             step = forward_step(decoder.target, rows)
             timers["ar", rows] = timer(step, plain.weights, state, calls)
-        timers["plain", rows] = whole(plain, prompts, calls)
+        timers["plain", rows] = whole(plain, prompts, calls, sampling)
         log(f"compiled plain decoding with {rows} row(s)")
     for size in block_sizes:
         sized = decoder.resize(size)
-        found = part_timers(sized, prompts, calls) if parts else {"round": whole(sized, prompts, calls)}
+        if parts:
+            found = part_timers(sized, prompts, calls, sampling=sampling)
+        else:
+            found = {"round": whole(sized, prompts, calls, sampling)}
         timers |= {(name, size): timed for name, timed in found.items()}
         log(f"compiled block size {size}")
+    if parts:
+        timers["prefill", prompt_tokens] = reading(decoder, prompts, calls)
     samples = take_turns(timers, repeats)
     ms = {key: statistics.median(values) for key, values in samples.items()}
     rows = min((1, 2), key=lambda r: ms["plain", r])
-    bare = {"ar_ms": ms["ar", rows], "plain_over_ar": ms["plain", rows] / ms["ar", rows]} if parts else {}
+    bare = {}
+    if parts:
+        bare = {
+            "prefill_ms": ms["prefill", prompt_tokens],
+            "ar_ms": ms["ar", rows],
+            "plain_over_ar": ms["plain", rows] / ms["ar", rows],
+        }
     return {
         "batch": batch,
+        "capacity": decoder.shape(decoder.requests(prompts, calls + 1)).capacity,
+        "prompt_tokens": prompt_tokens,
         "plain_ms": ms["plain", rows],
         "plain_rows": rows,
         "plain_ms_by_rows": {r: ms["plain", r] for r in (1, 2)},
@@ -193,26 +231,66 @@ def latency(
     target: str | Path = "smollm2-135m",
     dtypes: Sequence[str] = ("bfloat16", "float32"),
     block_sizes: Sequence[int] = (),
-    batch: int = 1,
+    concurrencies: Sequence[int] = (1,),
+    contexts: Sequence[int] = (),
     calls: int = 16,
     repeats: int = 5,
     out: str | Path = "runs/latency.json",
     cache_dir: str | Path | None = None,
     log: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Measures a target and a drafter in each dtype and writes JSON with the machine beside it."""
+    """Measures a target and a drafter and writes JSON with the machine beside it, after each measurement.
+
+    `dtypes` of the document: for each a list of `measure`'s figures, one a context and concurrency.
+
+    Args:
+        concurrencies: rows decoded together.
+        contexts: capacities of the caches, in positions, which prompts nearly fill; none: what prompts of 100
+            tokens need.
+    Raises:
+        UserError: counts below 1, or a context that does not hold the rounds or that a model does not have.
+    """
+    if repeats < 1 or not concurrencies or min(concurrencies) < 1:
+        raise UserError(f"concurrencies {tuple(concurrencies)} and repeats {repeats} must be from 1 up")
     document: dict[str, Any] = {"machine": describe(), "target": str(target), "dtypes": {}}
+    out = Path(out)
     for dtype in dtypes:
         log(f"{dtype}:")
-        _, decoder = load_decoder(target, drafter, dtype=dtype, cache_dir=cache_dir)
-        sizes = block_sizes or _sizes(decoder.block_size)
-        figures = measure(decoder, sizes, batch=batch, calls=calls, repeats=repeats, log=log)
-        document["dtypes"][dtype] = figures
-        log(table(figures))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n")
+        _, full = load_decoder(target, drafter, dtype=dtype, cache_dir=cache_dir)
+        sizes = block_sizes or _sizes(full.block_size)
+        if wrong := [size for size in sizes if not 1 <= size <= full.block_size]:
+            raise UserError(f"block sizes {wrong} are not from 1 to the drafter's own, {full.block_size}")
+        grounds = [filled(full, context, calls) for context in contexts] or [(full, 100)]
+        document["dtypes"][dtype] = []
+        for decoder, prompt_tokens in grounds:
+            for batch in concurrencies:
+                options = dict(prompt_tokens=prompt_tokens, calls=calls, repeats=repeats, log=log)
+                figures = measure(decoder, sizes, batch=batch, **options)
+                document["dtypes"][dtype].append(figures)
+                log(table(figures))
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps(document, indent=1) + "\n")
     return document
+
+
+def filled(decoder: Decoder, context: int, calls: int) -> tuple[Decoder, int]:
+    """The decoder with caches of `context` positions, and the tokens of prompts that leave room for `calls`.
+
+    Raises:
+        UserError: no room for a prompt, or more positions than a model has.
+    """
+    tokens = context - (calls + 1) - decoder.block_size
+    if tokens < 1:
+        raise UserError(
+            f"a context of {context} does not hold {calls + 1} new tokens and a block of {decoder.block_size}"
+        )
+    if tokens > CHUNK:
+        tokens -= tokens % CHUNK
+    sized = decoder.resize(
+        decoder.block_size, capacity_bucket=context, bucket=min(tokens, CHUNK), prefill_chunk=CHUNK
+    )
+    sized.shape(sized.requests(made_up(sized, 1, tokens), calls + 1))
+    return sized, tokens
 
 
 def _sizes(most: int) -> tuple[int, ...]:
@@ -221,17 +299,26 @@ def _sizes(most: int) -> tuple[int, ...]:
 
 def table(figures: dict[str, Any]) -> str:
     """Markdown of one dtype's figures."""
+    rows, tokens = figures["plain_rows"], figures["prompt_tokens"]
+
+    def with_spread(ms: float, name: str) -> str:
+        low, high = figures["spread"][name]
+        return f"{ms:.1f} ({low:.1f} to {high:.1f})"
+
     lines = [
-        f"plain step {figures['plain_ms']:.1f} ms in the loop ({figures['plain_rows']} row(s)), "
+        f"concurrency {figures['batch']}, caches of {figures['capacity']} positions: prefill of {tokens} "
+        f"tokens {with_spread(figures['prefill_ms'], f'prefill_{tokens}')} ms, "
+        f"plain step {with_spread(figures['plain_ms'], f'plain_{rows}')} ms in the loop ({rows} row(s)), "
         f"bare forward {figures['ar_ms']:.1f} ms",
         "",
         "| B | draft ms | verify ms | other ms | round ms | round/parts | verify/plain | pays above MAT |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for b in figures["blocks"]:
+        rounds = with_spread(b["round_ms"], f"round_{b['block_size']}")
         lines.append(
             f"| {b['block_size']} | {b['draft_ms']:.1f} | {b['verify_ms']:.1f} | {b['other_ms']:.1f} "
-            f"| {b['round_ms']:.1f} | {b['round_over_parts']:.2f} | {b['verify_over_plain']:.2f} "
+            f"| {rounds} | {b['round_over_parts']:.2f} | {b['verify_over_plain']:.2f} "
             f"| {b['break_even_mat']:.2f} |"
         )
     return "\n".join(lines)

@@ -22,13 +22,13 @@ NOTES = (
 )
 
 
-def pictures(folder: Path, depth: Path | None = None) -> list[Path]:
+def pictures(folder: Path, searches: Sequence[Path] = ()) -> list[Path]:
     """Draws what `folder` holds (policy.json; validation.json where there is one) and writes its report.html.
 
     Args:
-        depth: folder of `dscout tune depth` or `dscout tune taps`, to put its curve in too.
+        searches: folders of `dscout tune depth` or `dscout tune taps`, to put their curves in too.
     Raises:
-        UserError: no policy in the folder, no search in `depth`.
+        UserError: no policy in the folder, no search in one of `searches`.
     """
     import matplotlib
 
@@ -38,17 +38,19 @@ def pictures(folder: Path, depth: Path | None = None) -> list[Path]:
     policy = load_policy(folder / "policy.json")
     document = _read(folder / "validation.json")
     rows = document.get("rows", [])
-    searched: dict[str, Any] = {}
-    if depth is not None:
-        searched = _read(depth / "search.json")
-        if not searched:
-            raise UserError(f"{depth} has no search.json; make it with `dscout tune depth`")
+    searched: dict[str, Row] = {}
+    for path in searches:
+        found = _read(path / "search.json")
+        if not found:
+            raise UserError(f"{path} has no search.json; make it with `dscout tune depth`")
+        name = found["what"]
+        searched[f"{name}-{len(searched) + 1}" if name in searched else name] = found
     figures = {
         "mat": _mat(plt, policy, rows),
         "acceptance": _acceptance(plt, policy),
         "latency": _latency(plt, policy),
         "throughput": _heat(plt, policy),
-        **({searched["what"]: draw_search(plt, searched)} if searched else {}),
+        **{name: draw_search(plt, found) for name, found in searched.items()},
     }
     paths = []
     for name, figure in figures.items():
@@ -58,16 +60,16 @@ def pictures(folder: Path, depth: Path | None = None) -> list[Path]:
         plt.close(figure)
     tables = [("Predicted", policy.table())]
     if document:
+        online = [("Choosing round by round", document["online"])] if document["online"] else []
         tables = [
             ("Summary", [document["summary"]]),
             ("Predicted and measured", rows),
-            ("Choosing round by round", document["online"]),
+            *online,
             *tables,
         ]
-    if searched:
-        tables.append((f"Search over {searched['what']}", searched["rows"]))
-    points = [{"concurrency": c, "block_size": b, "ms": ms} for (c, b), ms in policy.latency.points.items()]
-    tables.append(("Milliseconds of a round", points))
+    for name, found in searched.items():
+        tables.append((f"Search over {name}: {found['reason']}", found["rows"]))
+    tables.append(("Milliseconds of a round", policy.latency.rows()))
     about = json.dumps(dict(policy.about))
     images = [path for path in paths if path.suffix == ".svg"]
     text = page("From a drafter to its configuration", tables, (*NOTES, f"Measured on: {about}"), images)
@@ -90,8 +92,7 @@ def _mat(plt: Any, policy: Policy, rows: Sequence[Row]) -> Any:
     figure, axes = _grid(plt, len(policy.workloads))
     for axis, (name, model) in zip(axes, policy.workloads.items(), strict=True):
         sizes = range(1, model.block_size + 1)
-        low, high = (1 + np.cumsum([0.0, *bound]) for bound in (model.low, model.high))
-        axis.fill_between(sizes, low, high, alpha=0.25, linewidth=0)
+        axis.fill_between(sizes, [1, *model.mat_low], [1, *model.mat_high], alpha=0.25, linewidth=0)
         axis.plot(sizes, [model.mat(b) for b in sizes], label="predicted")
         found = [(r["block_size"], r["mat_measured"]) for r in rows if r["workload"] == name]
         if found:
@@ -122,7 +123,9 @@ def _latency(plt: Any, policy: Policy) -> Any:
     latency = policy.latency
     for c in latency.concurrencies:
         ms = [latency.ms(c, b) for b in latency.block_sizes]
-        axes[0].plot(latency.block_sizes, ms, marker="o", label=f"C = {c}")
+        ends = [latency.spread.get((c, b), (at, at)) for b, at in zip(latency.block_sizes, ms, strict=True)]
+        beside = np.abs(np.array(ends).T - np.array(ms))
+        axes[0].errorbar(latency.block_sizes, ms, beside, marker="o", capsize=2, label=f"C = {c}")
         axes[1].plot(latency.block_sizes, np.array(ms) / ms[0], marker="o", label=f"C = {c}")
     axes[0].set(xlabel="block size B", ylabel="ms", title="a round", ylim=(0, None))
     axes[1].set(xlabel="block size B", ylabel="plain steps", title="MAT that pays for it")
@@ -157,7 +160,7 @@ def save_search(searched: Mapping[str, Any], out: Path) -> None:
     """Writes search.json, .md, .png and .svg of a search over drafters.
 
     searched: {"what": a column's name, "best": its value, "reason", "rows": [{what, "order", "mat",
-        "round_ms", "block_size", "tokens_per_s", "plain_tokens_per_s"}, ...]}.
+        "round_ms", "block_size", "tokens_per_s", "plain_tokens_per_s", "over_plain"}, ...]}.
     """
     import matplotlib
 
@@ -166,9 +169,9 @@ def save_search(searched: Mapping[str, Any], out: Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "search.json").write_text(json.dumps(searched, indent=1) + "\n", encoding="utf-8")
-    head = f"| {searched['what']} | B | MAT | ms a round | tokens/s | plain tokens/s |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    names = ("mat", "round_ms", "tokens_per_s", "plain_tokens_per_s")
+    head = f"| {searched['what']} | B | MAT | ms a round | tokens/s | plain tokens/s | over plain |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    names = ("mat", "round_ms", "tokens_per_s", "plain_tokens_per_s", "over_plain")
     for row in searched["rows"]:
         figures = " | ".join(f"{row[name]:.2f}" for name in names)
         lines.append(f"| {row[searched['what']]} | {row['block_size']} | {figures} |")
@@ -181,15 +184,15 @@ def save_search(searched: Mapping[str, Any], out: Path) -> None:
 
 
 def draw_search(plt: Any, searched: Row) -> Any:
-    """Throughput, MAT and latency of every drafter that a search trained."""
+    """Throughput over plain decoding's, MAT and latency of every drafter that a search trained."""
     figure, axes = _grid(plt, 3)
     rows = sorted(searched["rows"], key=lambda row: row["order"])
     names = [str(row[searched["what"]]) for row in rows]
     for axis, (key, label) in zip(
-        axes, (("tokens_per_s", "tokens/s"), ("mat", "MAT"), ("round_ms", "ms a round")), strict=True
+        axes, (("over_plain", "tokens/s over plain"), ("mat", "MAT"), ("round_ms", "ms a round")), strict=True
     ):
         axis.plot(names, [row[key] for row in rows], marker="o")
         axis.set(xlabel=searched["what"], ylabel=label, title=label)
     best = next(row for row in rows if row[searched["what"]] == searched["best"])
-    axes[0].plot([str(best[searched["what"]])], [best["tokens_per_s"]], "o", color="red", markersize=9)
+    axes[0].plot([str(best[searched["what"]])], [best["over_plain"]], "o", color="red", markersize=9)
     return figure

@@ -22,12 +22,16 @@ from dscout_jax.errors import UserError
 class MatModel:
     """MAT of a workload at every block size.
 
-    survival: S_k for k = 1..B_max-1. low, high: of each, a 95 % interval over answers. rounds: counted.
+    survival: S_k for k = 1..B_max-1. low, high: of each, a 95 % interval over answers. mat_low, mat_high: of
+        MAT at block sizes 2..B_max, likewise: not the sums of `low` and `high`, which are wider, as slots do
+        not all fall low together. rounds: counted.
     """
 
     survival: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    mat_low: tuple[float, ...]
+    mat_high: tuple[float, ...]
     rounds: int
 
     @classmethod
@@ -46,14 +50,17 @@ class MatModel:
         )
         pick = np.random.default_rng(0).integers(0, len(rounds), (draws, len(rounds)))
         drawn = reached[pick].sum(axis=1) / np.maximum(rounds[pick].sum(axis=1), 1)[:, None]
-        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-        survival = prefix_survival(accepted, block_size)
-        return cls(tuple(survival), tuple(low.tolist()), tuple(high.tolist()), int(rounds.sum()))
+        bounds = [
+            tuple(bound.tolist())
+            for values in (drawn, 1 + drawn.cumsum(axis=1))
+            for bound in np.quantile(values, [0.025, 0.975], axis=0)
+        ]
+        return cls(tuple(prefix_survival(accepted, block_size)), *bounds, int(rounds.sum()))
 
     @classmethod
     def mean(cls, models: Sequence["MatModel"]) -> "MatModel":
-        """Of workloads in equal shares of the rounds, as far as all of them go."""
-        names = ("survival", "low", "high")
+        """Of workloads in equal shares of the rounds, as far as all of them go; intervals by their ends."""
+        names = ("survival", "low", "high", "mat_low", "mat_high")
         columns = (zip(*(getattr(m, name) for m in models), strict=False) for name in names)
         means = (tuple(float(np.mean(values)) for values in column) for column in columns)
         return cls(*means, sum(m.rounds for m in models))
@@ -74,10 +81,12 @@ class MatModel:
 class LatencyModel:
     """Milliseconds of a round; block size 1 is a step of plain decoding.
 
-    points: (concurrency, block size) -> ms, as measured, a full grid.
+    points: (concurrency, block size) -> ms, as measured, a full grid. spread: of each the least and the most
+        measured, where that is known.
     """
 
     points: Mapping[tuple[int, int], float]
+    spread: Mapping[tuple[int, int], tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         grid = {(c, b) for c in self.concurrencies for b in self.block_sizes}
@@ -95,6 +104,14 @@ class LatencyModel:
     def block_sizes(self) -> list[int]:
         """Measured ones, ascending."""
         return sorted({b for _, b in self.points})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each measured point, with its spread."""
+        rows = []
+        for (c, b), ms in sorted(self.points.items()):
+            low, high = self.spread.get((c, b), (None, None))
+            rows.append({"concurrency": c, "block_size": b, "ms": ms, "low": low, "high": high})
+        return rows
 
     def ms(self, concurrency: int, block_size: int) -> float:
         """A measured point, or the straight line between its measured neighbours.
@@ -120,7 +137,8 @@ class LatencyModel:
 class Policy:
     """What was measured of one drafter on one machine, and what follows from it.
 
-    about: target and drafter fingerprints, dtype, machine. workloads: by name. latency: of this machine.
+    about: target and drafter fingerprints, dtype, sampling, capacity of the caches, machine. workloads: by
+        name. latency: of this machine.
     plain_rows: concurrency -> the faster form of plain decoding (see `Decoder.plain`), where measured.
     """
 
@@ -201,14 +219,10 @@ class Policy:
         """Writes JSON: what was measured, and the table for people to read."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        points = [
-            {"concurrency": c, "block_size": b, "ms": ms}
-            for (c, b), ms in sorted(self.latency.points.items())
-        ]
         document = {
             "about": dict(self.about),
             "workloads": {name: dataclasses.asdict(model) for name, model in self.workloads.items()},
-            "latency": points,
+            "latency": self.latency.rows(),
             "plain_rows": {str(c): rows for c, rows in self.plain_rows.items()},
             "table": self.table(),
         }
@@ -231,9 +245,11 @@ def load_policy(path: str | Path) -> Policy:
             name: MatModel(**{k: tuple(v) if isinstance(v, list) else v for k, v in model.items()})
             for name, model in document["workloads"].items()
         }
-        points = {(p["concurrency"], p["block_size"]): p["ms"] for p in document["latency"]}
+        measured = {(p["concurrency"], p["block_size"]): p for p in document["latency"]}
+        points = {at: p["ms"] for at, p in measured.items()}
+        spread = {at: (p["low"], p["high"]) for at, p in measured.items() if p["low"] is not None}
         rows = {int(concurrency): count for concurrency, count in document["plain_rows"].items()}
-        return Policy(document["about"], workloads, LatencyModel(points), rows)
+        return Policy(document["about"], workloads, LatencyModel(points, spread), rows)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no policy file ({type(error).__name__}: {error})") from None
 

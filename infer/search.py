@@ -15,7 +15,7 @@ class Found(NamedTuple):
     reason: str
 
 
-def peak(measure: Callable[[int], float], points: Sequence[int]) -> Found:
+def peak(measure: Callable[[int], float], points: Sequence[int], within: int = 0) -> Found:
     """Fibonacci search: each measurement cuts what is left by the golden ratio, and none is made twice.
 
     Of n points about log(n) / log(1.618) are measured, on a curve with one peak the best for so many. Noise
@@ -25,11 +25,16 @@ def peak(measure: Callable[[int], float], points: Sequence[int]) -> Found:
         measure: the value of a point, dear; such as the throughput of a drafter of that depth, which has one
             peak because MAT rises ever more slowly with depth and latency does not.
         points: ascending, such as depths.
+        within: steps that the answer may lie beside the peak. Only each (within + 1)-th point is then looked
+            at: their own peak is no farther than that from the whole curve's.
     Raises:
-        UserError: no points, or not ascending.
+        UserError: no points, not ascending, or `within` below 0.
     """
     if not points or any(a >= b for a, b in pairwise(points)):
         raise UserError(f"the points to search must be one or more and ascend, not {list(points)}")
+    if within < 0:
+        raise UserError(f"within {within} must be 0 or more steps beside the peak")
+    count, points = len(points), list(points[within :: within + 1] or points[-1:])
     values: dict[int, float] = {}
 
     def at(index: int) -> float:
@@ -57,5 +62,6 @@ def peak(measure: Callable[[int], float], points: Sequence[int]) -> Found:
     index = points.index(best)
     beside = [p for p in points[max(index - 1, 0) : index + 2] if p != best]
     known = [f"{p}: {values[p]:.4g}" for p in beside if p in values]
-    reason = f"{best} is the best of {len(values)} measured of {len(points)}"
+    reason = f"{best} is the best of {len(values)} measured of {count}"
+    reason += f", at most {within} step(s) beside the peak" if within else ""
     return Found(best, values, reason + (f"; beside it {', '.join(known)}" if known else ""))

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dscout_jax.decode import Decoder
+from dscout_jax.decode import Decoder, Sampling, seed_of
 from dscout_jax.decode.batch import round_up
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
-from infer.apply import identity
+from infer.apply import identity, said
 from infer.fingerprint import digest
 from infer.latency import measure
 from infer.load import encode_prompt, load_decoder
@@ -33,6 +33,8 @@ class TuneSettings:
     block_sizes: to choose from beside 1; empty: every size up to the drafter's own.
     concurrencies: rows decoded together.
     limit: prompts of each file. rows: of a batch while acceptance is logged, which needs no clock.
+    sampling: how answers are drawn while acceptance is logged, rounds are timed and cells validated; its seed
+        is a job's: each prompt's own follows from it.
     out: folder of policy.json and records.jsonl; a second run goes on from the records.
     """
 
@@ -48,6 +50,7 @@ class TuneSettings:
     max_prompt_tokens: int = 1024
     rows: int = 16
     repeats: int = 3
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
     thinking: bool | None = None
     out: Path = Path("runs/tune")
     cache_dir: Path | None = None
@@ -56,6 +59,7 @@ class TuneSettings:
         for name in ("max_new_tokens", "limit", "rows", "repeats", "max_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        self.sampling.check()
         if self.mixture < 0:
             raise UserError(f"mixture {self.mixture} must be 0 (none) or prompts of a file in turn")
         if not self.concurrencies or min(self.concurrencies) < 1:
@@ -81,6 +85,11 @@ class Ground:
     source: dict[str, list[str]]
     about: dict[str, Any]
     records: Records
+
+    def draws(self, prompt: Sequence[int]) -> Sampling:
+        """How a prompt's answer is drawn: by a seed of its own, so that company changes nothing."""
+        sampling = self.settings.sampling
+        return sampling._replace(seed=seed_of(sampling.seed, prompt))
 
 
 def prepare(settings: TuneSettings, target: LoadedTarget | None = None) -> Ground:
@@ -117,6 +126,8 @@ def prepare(settings: TuneSettings, target: LoadedTarget | None = None) -> Groun
         "max_new_tokens": settings.max_new_tokens,
         "capacity": buckets["capacity_bucket"],
         "thinking": settings.thinking,
+        "sampling": said(settings.sampling),
+        "seed": settings.sampling.seed if settings.sampling.temperature else None,
         "machine": describe(),
     }
     records = Records(settings.out / "records.jsonl", digest(about))
@@ -143,17 +154,24 @@ def tune(ground: Ground, log: Callable[[str], object] = print) -> Policy:
         largest = ground.decoder.block_size
         log(f"{name}: MAT {workloads[name].mat(largest):.3f} at B={largest}")
     points: dict[tuple[int, int], float] = {}
+    spread: dict[tuple[int, int], tuple[float, float]] = {}
     forms: dict[int, int] = {}
     for concurrency in settings.concurrencies:
         key = ("latency", concurrency, *ground.sizes)
         if key not in records:
             log(f"latency at concurrency {concurrency}")
             options = dict(batch=concurrency, repeats=settings.repeats, parts=False, log=log)
+            options["sampling"] = settings.sampling
             records.add(key, measure(ground.decoder, ground.sizes, **options))
-        forms[concurrency] = records[key]["plain_rows"]
-        points[concurrency, 1] = records[key]["plain_ms"]
-        points |= {(concurrency, b["block_size"]): b["round_ms"] for b in records[key]["blocks"]}
-    policy = Policy(ground.about, workloads, LatencyModel(points), forms)
+        found = records[key]
+        forms[concurrency] = found["plain_rows"]
+        points[concurrency, 1] = found["plain_ms"]
+        spread[concurrency, 1] = tuple(found["spread"][f"plain_{found['plain_rows']}"])
+        for block in found["blocks"]:
+            size = block["block_size"]
+            points[concurrency, size] = block["round_ms"]
+            spread[concurrency, size] = tuple(found["spread"][f"round_{size}"])
+    policy = Policy(ground.about, workloads, LatencyModel(points, spread), forms)
     policy.save(settings.out / "policy.json")
     return policy
 
@@ -166,7 +184,10 @@ def logged(ground: Ground, workload: str) -> list[list[int]]:
     for start in range(0, len(missing), settings.rows):
         part = missing[start : start + settings.rows]
         answers = ground.decoder.generate(
-            [prompts[key] for key in part], settings.max_new_tokens, rows=min(settings.rows, len(prompts))
+            [prompts[key] for key in part],
+            settings.max_new_tokens,
+            sampling=[ground.draws(prompts[key]) for key in part],
+            rows=min(settings.rows, len(prompts)),
         )
         for key, answer in zip(part, answers, strict=True):
             records.add(key, {"accepted": answer.accepted})

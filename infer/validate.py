@@ -7,20 +7,22 @@ one logged run; each goes to the slot that is free first; the last slot to end t
     tokens/s = sum_i tokens_i / (rounds * t(B; C)).
 
 Prefills are left out on both sides, and so is each answer's first token, which is the prefill's.
+
+All ways of decoding a cell take turns, several passes each: a slow spell of the machine is no way's own.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dscout_jax.decode import Decoder, DecodeState, Request, Sampling, mat, serve
-from infer.apply import adaptive, at_size, several
+from dscout_jax.decode import mat
+from dscout_jax.errors import UserError
+from infer.cells import ONLINE, Cells
 from infer.policy import Policy, gain_over_fixed
-from infer.tune import MIXTURE, Ground, digest, logged
+from infer.tune import MIXTURE, Ground, logged
 
 PAPER_GAIN = 0.0975
 """The DScout paper's gain of its policy over one fixed setting, at the most (its Table 4)."""
@@ -29,100 +31,47 @@ _NOISE = 0.03
 
 
 def validate(
-    ground: Ground, policy: Policy, explore: float = 0.01, log: Callable[[str], object] = print
+    ground: Ground,
+    policy: Policy,
+    explore: float = 0.01,
+    passes: int = 3,
+    all_sizes: bool = False,
+    log: Callable[[str], object] = print,
 ) -> dict[str, Any]:
     """Runs the cells that are not measured yet and writes `out/validation.json`.
 
     In every cell of workload and concurrency: the chosen block size, its neighbours, the size that is
-    predicted to be the best single one, and plain decoding. On the mixture, and where least is accepted at
-    the largest concurrency, also the policy that learns and the oracle: that program, told whose each row is.
+    predicted to be the best single one, and plain decoding; or `all_sizes`. On the mixture, and where
+    speculation was measured to lose, also the policy that learns and the oracle: that program, told whose
+    each row is.
 
     Returns:
-        {"about", "rows", "online", "summary"}; see `rows_of`, `online_of`, `summary`.
+        {"about", "rows", "online", "losing", "summary"}; see `rows_of`, `online_of`, `losing`, `summary`.
+    Raises:
+        UserError: no pass.
     """
-    cells = _Cells(ground, policy, explore, log)
-    rows = rows_of(cells)
-    online = online_of(cells, rows)
-    document = {"about": dict(policy.about), "rows": rows, "online": online, "summary": summary(rows)}
+    if passes < 1:
+        raise UserError(f"passes {passes} must be at least 1")
+    cells = Cells(ground, policy, explore, passes, log)
+    rows = rows_of(cells, all_sizes)
+    loses = losing(rows)
+    document = {
+        "about": dict(policy.about),
+        "rows": rows,
+        "online": online_of(cells, rows, loses),
+        "losing": loses,
+        "summary": summary(rows),
+    }
     path = ground.settings.out / "validation.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document
 
 
-class _Cells:
-    """Measured cells by (workload, concurrency, block size, "adaptive" or "oracle")."""
+def rows_of(cells: Cells, all_sizes: bool) -> list[dict[str, Any]]:
+    """A row for each cell and block size: MAT and tokens/s, predicted and measured; whether it is chosen.
 
-    def __init__(self, ground: Ground, policy: Policy, explore: float, log: Callable[[str], object]) -> None:
-        self.ground, self.policy, self.explore, self.log = ground, policy, explore, log
-        self._decoders: dict[tuple[int, int | str], Decoder] = {}
-
-    def measured(self, workload: str, concurrency: int, how: int | str) -> dict[str, Any]:
-        """{"tokens", "seconds", "mat"} of one pass over the workload's prompts."""
-        key = ("cell", workload, concurrency, how, digest(self.ground.prompts[workload]))
-        if isinstance(how, str):
-            key = (*key, *self.policy.few_sizes(concurrency), self.explore)
-        if key not in self.ground.records:
-            decoder = self._decoder(concurrency, how)
-            stretches: list[float] = []
-            requests = self._requests(workload)
-            done = dict(serve(decoder, requests, concurrency, clock=stretches.append))
-            found = {
-                "tokens": sum(len(g.tokens) - 1 for g in done.values()),
-                "seconds": sum(stretches),
-                "mat": mat([done[i].accepted for i in range(len(requests))]),
-            }
-            self.ground.records.add(key, found)
-            self.log(
-                f"{workload}, concurrency {concurrency}, {_said(how)}: MAT {found['mat']:.3f}, "
-                f"{found['tokens'] / found['seconds']:.1f} tokens/s"
-            )
-        return self.ground.records[key]
-
-    def _requests(self, workload: str) -> list[Request]:
-        settings, decoder = self.ground.settings, self.ground.decoder
-        names = list(self.policy.workloads)
-        # A greedy row draws nothing, so its seed is free to tell the oracle whose row it is.
-        return [
-            Request(prompt, settings.max_new_tokens, decoder.stop_ids, Sampling(seed=names.index(source)))
-            for prompt, source in zip(
-                self.ground.prompts[workload], self.ground.source[workload], strict=True
-            )
-        ]
-
-    def _decoder(self, concurrency: int, how: int | str) -> Decoder:
-        at = concurrency, how
-        if at not in self._decoders:
-            policy, full = self.policy, self.ground.decoder
-            if isinstance(how, int):
-                self._decoders[at] = at_size(policy, full, how, concurrency)
-            elif how == "adaptive":
-                self._decoders[at], _ = adaptive(policy, full, None, concurrency, self.explore)
-            else:
-                sizes = policy.few_sizes(concurrency)
-                rule = knowing(policy, sizes, concurrency)
-                self._decoders[at] = several(policy, full, sizes, rule, concurrency)
-            # A program's first run is a slow one; one request more than slots takes a slot over.
-            [prompt, *_] = next(iter(self.ground.prompts.values()))
-            short = self._decoders[at].requests([prompt] * (concurrency + 1), 2)
-            list(serve(self._decoders[at], short, concurrency))
-        return self._decoders[at]
-
-
-def knowing(policy: Policy, sizes: Sequence[int], concurrency: int) -> Callable[[DecodeState], jax.Array]:
-    """An in-loop policy that knows each live row's workload, by the row's seed: the oracle."""
-    costs = np.array([policy.latency.ms(concurrency, size) for size in sizes])
-    models = policy.workloads.values()
-    gain_MxK = np.array([[model.mat(size) for size in sizes] for model in models]) / costs
-
-    def rule(state: DecodeState) -> jax.Array:
-        gain_BxK = jnp.asarray(gain_MxK)[state.sampling.seed.astype(jnp.int32)]
-        return jnp.argmax((gain_BxK * state.live[:, None]).sum(axis=0)).astype(jnp.int32)
-
-    return rule
-
-
-def rows_of(cells: _Cells) -> list[dict[str, Any]]:
-    """A row for each cell and block size: MAT and tokens/s, predicted and measured; whether it is chosen."""
+    Measured tokens/s are the median of the passes, `_low` and `_high` the least and the most.
+    """
     ground, policy = cells.ground, cells.policy
     single, _ = gain_over_fixed(policy.table())
     rows = []
@@ -131,19 +80,23 @@ def rows_of(cells: _Cells) -> list[dict[str, Any]]:
         for concurrency in ground.settings.concurrencies:
             sizes, best = policy.sizes(workload), policy.best(workload, concurrency)
             at = sizes.index(best)
-            for size in sorted({1, single, *sizes[max(at - 1, 0) : at + 2]}):
-                found = cells.measured(workload, concurrency, size)
+            some = sizes if all_sizes else sorted({1, single, *sizes[max(at - 1, 0) : at + 2]})
+            hows = [*some, *ONLINE] if workload == MIXTURE else some
+            found = cells.measured(workload, concurrency, hows)
+            for size in some:
                 rows.append(
                     {
                         "workload": workload,
                         "concurrency": concurrency,
                         "block_size": size,
                         "mat_predicted": policy.model(workload).mat(size),
-                        "mat_measured": found["mat"],
+                        "mat_measured": found[size].mat,
                         "tokens_per_s_predicted": queue_tokens_per_s(
                             accepted, size, concurrency, policy.latency.ms(concurrency, size)
                         ),
-                        "tokens_per_s_measured": found["tokens"] / found["seconds"],
+                        "tokens_per_s_measured": found[size].speed,
+                        "tokens_per_s_low": min(found[size].speeds),
+                        "tokens_per_s_high": max(found[size].speeds),
                         "chosen": size == best,
                     }
                 )
@@ -170,38 +123,59 @@ def longest_slot(rounds: Sequence[float], slots: int) -> float:
     return max(ends)
 
 
-def online_of(cells: _Cells, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tokens/s of the policy that learns and of the oracle, beside the fixed sizes of `rows`."""
-    policy = cells.policy
-    largest = max(cells.ground.settings.concurrencies)
-    hardest = min(policy.workloads, key=lambda name: policy.model(name).mat(policy.sizes(name)[-1]))
-    wanted = [(hardest, largest)]
-    if MIXTURE in policy.workloads:
-        wanted += [(MIXTURE, c) for c in cells.ground.settings.concurrencies]
+def losing(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Where speculation was measured to lose most: {"workload", "concurrency", "best_over_plain"}.
+
+    `best_over_plain`: of the fastest size above 1. None where in every cell some size is faster than plain.
+    """
+    worst = None
+    for (workload, concurrency), speeds in _speeds(rows).items():
+        ratio = max(speed for size, speed in speeds.items() if size > 1) / speeds[1]
+        if ratio < (worst["best_over_plain"] if worst else 1):
+            worst = {"workload": workload, "concurrency": concurrency, "best_over_plain": ratio}
+    return worst
+
+
+def online_of(
+    cells: Cells, rows: Sequence[dict[str, Any]], loses: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Tokens/s of the policy that learns and of the oracle, beside the fixed sizes of `rows`.
+
+    On the mixture, and where speculation loses; there the sizes run once more, in turns with these two.
+    Ratios are of the two sides of a pass, in medians, with the least and the most.
+    """
+    policy, speeds = cells.policy, _speeds(rows)
+    wanted = [(w, c) for w, c in speeds if w == MIXTURE]
+    if loses:
+        wanted.append((loses["workload"], loses["concurrency"]))
     online = []
     for workload, concurrency in dict.fromkeys(wanted):
-        learns, knows = (
-            found["tokens"] / found["seconds"]
-            for found in (cells.measured(workload, concurrency, how) for how in ("adaptive", "oracle"))
-        )
-        fixed = {
-            row["block_size"]: row["tokens_per_s_measured"]
-            for row in rows
-            if (row["workload"], row["concurrency"]) == (workload, concurrency)
+        sizes = list(speeds[workload, concurrency])
+        found = cells.measured(workload, concurrency, [*sizes, *ONLINE])
+        best = max(sizes, key=lambda size: found[size].speed)
+        row = {
+            "workload": workload,
+            "concurrency": concurrency,
+            "sizes": " ".join(map(str, policy.few_sizes(concurrency))),
+            "adaptive_tokens_per_s": found["adaptive"].speed,
+            "oracle_tokens_per_s": found["oracle"].speed,
         }
-        online.append(
-            {
-                "workload": workload,
-                "concurrency": concurrency,
-                "sizes": " ".join(map(str, policy.few_sizes(concurrency))),
-                "adaptive_tokens_per_s": learns,
-                "oracle_tokens_per_s": knows,
-                "adaptive_over_oracle": learns / knows,
-                "adaptive_over_best_fixed": learns / max(fixed.values()),
-                "adaptive_over_plain": learns / fixed[1],
-            }
-        )
+        for name, other in (("oracle", "oracle"), ("best_fixed", best), ("plain", 1)):
+            pairs = zip(found["adaptive"].speeds, found[other].speeds, strict=True)
+            ratios = [mine / theirs for mine, theirs in pairs]
+            row[f"adaptive_over_{name}"] = statistics.median(ratios)
+            row |= {f"adaptive_over_{name}_low": min(ratios), f"adaptive_over_{name}_high": max(ratios)}
+        online.append(row)
     return online
+
+
+def _speeds(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict[int, float]]:
+    """Measured tokens/s of each cell by block size."""
+    cells: dict[tuple[str, int], dict[int, float]] = {}
+    for row in rows:
+        cell = cells.setdefault((row["workload"], row["concurrency"]), {})
+        cell[row["block_size"]] = row["tokens_per_s_measured"]
+    return cells
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -214,14 +188,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         errors = [abs(r[f"{name}_predicted"] / r[f"{name}_measured"] - 1) for r in rows]
         return float(np.mean(np.array(errors) <= share))
 
-    cells: dict[tuple[str, int], dict[int, float]] = {}
-    chosen: dict[tuple[str, int], float] = {}
-    for row in rows:
-        at = row["workload"], row["concurrency"]
-        cells.setdefault(at, {})[row["block_size"]] = row["tokens_per_s_measured"]
-        if row["chosen"]:
-            chosen[at] = row["tokens_per_s_measured"]
-    ratios = [chosen[at] / max(cell.values()) for at, cell in cells.items()]
+    tops = {at: max(speeds.values()) for at, speeds in _speeds(rows).items()}
+    ratios = [
+        row["tokens_per_s_measured"] / tops[row["workload"], row["concurrency"]]
+        for row in rows
+        if row["chosen"]
+    ]
     single, gain = gain_over_fixed(rows, "tokens_per_s_measured")
     return {
         "cells": len(rows),
@@ -252,8 +224,11 @@ def say(document: dict[str, Any]) -> str:
             f"{row['adaptive_over_oracle']:.3f} x the oracle, {row['adaptive_over_best_fixed']:.3f} x the "
             f"best fixed, {row['adaptive_over_plain']:.3f} x plain"
         )
+    if loses := document["losing"]:
+        lines.append(
+            f"speculation loses most on {loses['workload']}, concurrency {loses['concurrency']}: its best "
+            f"size is {loses['best_over_plain']:.3f} x plain"
+        )
+    else:
+        lines.append("speculation loses nowhere: no cell was measured where plain decoding is the fastest")
     return "\n".join(lines)
-
-
-def _said(how: int | str) -> str:
-    return how if isinstance(how, str) else f"B={how}"

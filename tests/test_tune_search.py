@@ -57,19 +57,21 @@ def options(root):
 def test_depths_are_trained_once_each_and_the_reason_is_said(root, options, monkeypatch, capsys):
     words = [str(options["config"]), "--prompts", str(options["prompts"][0]), "--steps", "1"]
     words += ["--dtype", "float32", "--block-sizes", "4", "--max-new-tokens", "6", "--limit", "2"]
-    words += ["--repeats", "1"]
+    words += ["--repeats", "1", "--within", "0"]
     words += ["--out", str(root / "depth"), "--depths", "1", "2"]
     main(["tune", "depth", *words])
     said = capsys.readouterr()
     document = json.loads((root / "depth" / "search.json").read_text())
     assert document["what"] == "depth" and document["reason"] in said.out
     rows = {row["depth"]: row for row in document["rows"]}
-    assert set(rows) <= {1, 2} and document["best"] == max(rows, key=lambda d: rows[d]["tokens_per_s"])
+    assert set(rows) <= {1, 2} and document["best"] == max(rows, key=lambda d: rows[d]["over_plain"])
     for depth, row in rows.items():
         assert row["tokens_per_s"] == pytest.approx(1e3 * row["mat"] / row["round_ms"])
+        assert row["over_plain"] == pytest.approx(row["tokens_per_s"] / row["plain_tokens_per_s"])
         [run] = (root / "depth").glob(f"depth-{depth}-*")
         config = json.loads((run / "drafter" / "config.json").read_text())
         assert config["num_hidden_layers"] == depth
+        assert config["dflash_config"]["target_layer_ids"] == [1], "whatever the depth"
     assert {path.name for path in (root / "depth").glob("search.*")} == {
         *("search.json", "search.jsonl", "search.md", "search.png", "search.svg")
     }
@@ -82,11 +84,37 @@ def test_depths_are_trained_once_each_and_the_reason_is_said(root, options, monk
     assert json.loads((root / "depth" / "search.json").read_text()) == document
 
 
+def test_taps_stay_where_they_are_while_depth_varies(root, options, monkeypatch):
+    """The default taps of a drafter follow its depth: then two things would change at once."""
+    text = options["config"].read_text()
+    assert "target_layer_ids=(1,), " in text
+    (root / "default.py").write_text(text.replace("target_layer_ids=(1,), ", ""))
+    asked = {}
+
+    def measure(self, what, name, order, changes):
+        asked[name] = changes
+        return -name
+
+    monkeypatch.setattr(search.Trials, "measure", measure)
+    monkeypatch.setattr(search.Trials, "save", lambda self, what, best, reason: best)
+    own = Search(**options | {"config": root / "default.py"}, out=root / "stay")
+    assert tune_depth(own, (1, 2, 3), 0, lambda line: None) == 1
+    layers = json.loads((root / "lab" / "target" / "config.json").read_text())["num_hidden_layers"]
+    assert set(asked) >= {1, 2}
+    for depth, changes in asked.items():
+        assert changes == {"num_layers": depth, "target_layer_ids": (layers // 2,)}
+
+
 def test_taps_by_both_fusions(root, options):
     quiet = Search(**options, out=root / "taps")
-    document = tune_taps(quiet, (1,), ("fc", "softmax"), lambda line: None)
-    assert [row["taps"] for row in document["rows"]] == ["1 fc", "1 softmax"]
-    assert document["best"] in ("1 fc", "1 softmax") and "all measured" in document["reason"]
+    document = tune_taps(quiet, ("all",), ("fc", "softmax"), lambda line: None)
+    names = ["all fc", "all softmax"]
+    assert [row["taps"] for row in document["rows"]] == names
+    assert document["best"] in names and "all measured" in document["reason"]
+    layers = json.loads((root / "lab" / "target" / "config.json").read_text())["num_hidden_layers"]
+    [run] = (root / "taps").glob("taps-all-fc-*")
+    config = json.loads((run / "drafter" / "config.json").read_text())
+    assert config["dflash_config"]["target_layer_ids"] == list(range(layers - 1))
 
 
 def test_senseless_searches_are_refused(root, options, tmp_path):
@@ -94,6 +122,11 @@ def test_senseless_searches_are_refused(root, options, tmp_path):
     for depths in ((), (0, 1), (2, 1), (1, 1)):
         with pytest.raises(UserError, match="ascend"):
             tune_depth(quiet, depths)
+    with pytest.raises(UserError, match="within -1"):
+        tune_depth(quiet, (1, 2), -1)
+    for counts in ((), (0, "all")):
+        with pytest.raises(UserError, match="from 1 up"):
+            tune_taps(quiet, counts, ("fc",))
     with pytest.raises(UserError, match="prompts"):
         tune_depth(Search(**options | {"prompts": ()}, out=tmp_path / "none"), (1,))
     with pytest.raises(UserError, match=r"no\.jsonl"):

@@ -82,14 +82,18 @@ class Bench:
 
 @dataclasses.dataclass
 class BenchLatency:
-    """Times the parts of a round: plain step, draft, verify, whole round."""
+    """Times prefill, plain step, and the parts of a round: draft, verify, the whole."""
 
     drafter: Path
     target: str = "smollm2-135m"
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
     block_sizes: tuple[int, ...] = ()
-    batch: int = 1
+    concurrencies: tuple[int, ...] = (1,)
+    """Rows decoded together."""
+    contexts: tuple[int, ...] = ()
+    """Capacities of the caches, which prompts nearly fill; default: what prompts of 100 tokens need."""
     repeats: int = 5
+    """Of each measurement, all taking turns; medians, with the least and the most."""
     out: Path = Path("runs/latency.json")
     cache_dir: Path | None = None
 

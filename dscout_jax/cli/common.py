@@ -27,9 +27,12 @@ def decodable(drafter: Path | None) -> Path | None:
 def policy_use(options: dict[str, Any]) -> Any:
     """Takes the fields of a policy from a command's and makes a PolicyUse of them; None without a file.
 
+    Fields of sampling are left there.
+
     Raises:
         UserError: a field that needs a policy, without one.
     """
+    from dscout_jax.decode import Sampling
     from infer.apply import PolicyUse
 
     file, workload, adapt, explore = (options.pop(k) for k in ("policy", "workload", "adapt", "explore"))
@@ -37,7 +40,8 @@ def policy_use(options: dict[str, Any]) -> Any:
         if workload is not None or adapt:
             raise UserError("--workload and --adapt say how to use a policy; give --policy FILE")
         return None
-    return PolicyUse(file, workload, adapt, explore)
+    draws = {k: options[k] for k in ("temperature", "top_k", "top_p", "min_p")}
+    return PolicyUse(file, workload, adapt, explore, Sampling(**draws))
 
 
 def dtype_of(name: str) -> Any:

@@ -26,6 +26,10 @@ class Generate:
     max_new_tokens: int = 128
     block_size: int | None = None
     """Slots verified a round; default the drafter's own."""
+    smaller: tuple[int, ...] = ()
+    """Sizes that a round may be cut to when the drafter is unsure."""
+    min_confidence: float = 0.0
+    """With --smaller: drafts are sent while the product of their probabilities is at least this."""
     policy: Path | None = None
     """What `dscout tune` wrote: decodes at its block size, plainly where that is the fastest."""
     workload: str | None = None
@@ -55,8 +59,8 @@ class Generate:
 
         options = dataclasses.asdict(self) | {"drafter": decodable(self.drafter)}
         prompt, prompts, out, slots = (options.pop(k) for k in ("prompt", "prompts", "out", "slots"))
-        sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
         options["policy"] = policy_use(options)
+        sampling = Sampling(**{name: options.pop(name) for name in Sampling._fields})
         settings = GenerateSettings(sampling=sampling, **options)
         if (prompt is None) == (prompts is None):
             raise UserError("give either a prompt or --prompts FILE")

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dscout_jax.config import default_target_layers
 from dscout_jax.errors import UserError
@@ -79,17 +79,21 @@ class Trials:
         return self._targets[dtype]
 
     def measure(self, what: str, name: Any, order: int, changes: dict[str, Any]) -> float:
-        """Trains the candidate and returns its tokens/s at its best block size above 1.
+        """Trains the candidate and returns its throughput over plain decoding's, at its best block size.
 
-        B = 1 is left out: drafters that lose to plain decoding would all look alike, and a search go astray.
+        Plain decoding is timed beside it: candidates are hours apart, and the machine may have changed.
+        B = 1 is no choice: drafters that lose to plain decoding would all look alike, and a search go astray.
+
+        Args:
+            changes: of the settings; they name the tapped layers.
         """
-        search, key = self.search, (what, name)
+        search, key = self.search, (what, name, digest(changes))
         if key not in self.records:
-            run = search.out / f"{what}-{str(name).replace(' ', '-')}-{self._digest[:6]}"
+            own = digest([self._digest, changes])[:6]
+            run = search.out / f"{what}-{str(name).replace(' ', '-')}-{own}"
             settings = dataclasses.replace(self.base, **changes, run=str(run))
             # Candidates that ask the same of the target share what it answered.
-            taps = settings.target_layer_ids or settings.num_layers
-            kept = self._kept.setdefault(taps, {}) if settings.cache_features else None
+            kept = self._kept.setdefault(settings.target_layer_ids, {}) if settings.cache_features else None
             self.log(f"{what} {name}: training")
             drafter = train(settings, self.target(settings.dtype), search.minutes, kept)
             tuning = TuneSettings(
@@ -110,18 +114,20 @@ class Trials:
                 b: policy.tokens_per_s(None, search.concurrency, b) for b in policy.sizes(None) if b > 1
             }
             size = max(sorted(speeds), key=speeds.get)
+            plain = policy.tokens_per_s(None, search.concurrency, 1)
             found = {
                 "mat": policy.model(None).mat(size),
                 "round_ms": policy.latency.ms(search.concurrency, size),
                 "block_size": size,
                 "tokens_per_s": speeds[size],
-                "plain_tokens_per_s": policy.tokens_per_s(None, search.concurrency, 1),
+                "plain_tokens_per_s": plain,
+                "over_plain": speeds[size] / plain,
             }
             self.records.add(key, found)
         found = {k: v for k, v in self.records[key].items() if k not in ("setup", "key")}
-        self.log(f"{what} {name}: {found['tokens_per_s']:.1f} tokens/s at B={found['block_size']}")
+        self.log(f"{what} {name}: {found['over_plain']:.3f} x plain decoding at B={found['block_size']}")
         self.rows.append({what: name, "order": order, **found})
-        return found["tokens_per_s"]
+        return found["over_plain"]
 
     def save(self, what: str, best: Any, reason: str) -> dict[str, Any]:
         """Writes search.json, .md, .png and .svg."""
@@ -131,37 +137,55 @@ class Trials:
         return document
 
 
-def tune_depth(search: Search, depths: tuple[int, ...], log: Log = print) -> dict[str, Any]:
+def tune_depth(search: Search, depths: tuple[int, ...], within: int = 1, log: Log = print) -> dict[str, Any]:
     """The number of drafter layers with the highest throughput, few of them trained: see `infer.search.peak`.
+
+    All are shown the same layers of the target: the config's, or the default ones of the config's own depth.
 
     Raises:
         UserError: depths that do not ascend, or what training and tuning refuse.
     """
     if not depths or depths[0] < 1 or list(depths) != sorted(set(depths)):
         raise UserError(f"depths {depths} must be one or more, from 1 up, and ascend")
+    if within < 0:
+        raise UserError(f"within {within} must be 0 or more steps beside the best depth")
     trials = Trials(search, log)
-    found = peak(lambda depth: trials.measure("depth", depth, depth, {"num_layers": depth}), depths)
+    taps = trials.base.target_layer_ids
+    if taps is None:
+        layers = trials.target(search.dtype).config.num_layers
+        taps = default_target_layers(layers, trials.base.num_layers)
+
+    def measure(depth: int) -> float:
+        return trials.measure("depth", depth, depth, {"num_layers": depth, "target_layer_ids": taps})
+
+    found = peak(measure, depths, within)
     return trials.save("depth", found.best, found.reason)
 
 
 def tune_taps(
-    search: Search, counts: tuple[int, ...], fusions: tuple[str, ...], log: Log = print
+    search: Search, counts: tuple[int | Literal["all"], ...], fusions: tuple[str, ...], log: Log = print
 ) -> dict[str, Any]:
     """Throughput, MAT and latency of drafters that are shown so many layers of the target, by each fusion.
+
+    "all": every layer that can be tapped.
 
     Raises:
         UserError: more layers than the target has, or what training and tuning refuse.
     """
-    if not counts or min(counts) < 1 or not fusions:
+    numbers = sorted({count for count in counts if count != "all"})
+    if not counts or min(numbers, default=1) < 1 or not fusions:
         raise UserError(
             f"counts of tapped layers {counts} and fusions {fusions} must be one or more, from 1 up"
         )
     trials = Trials(search, log)
     layers = trials.target(search.dtype).config.num_layers
+    taps = {str(count): default_target_layers(layers, count) for count in numbers}
+    if "all" in counts:
+        taps["all"] = tuple(range(layers - 1))  # the last layer's output is seen after the final norm only
     candidates = {
-        f"{count} {fusion}": {"target_layer_ids": default_target_layers(layers, count), "fusion": fusion}
+        f"{count} {fusion}": {"target_layer_ids": ids, "fusion": fusion}
         for fusion in fusions
-        for count in sorted(set(counts))
+        for count, ids in taps.items()
     }
     scores = {
         name: trials.measure("taps", name, order, changes)

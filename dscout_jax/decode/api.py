@@ -116,8 +116,10 @@ class Decoder:
             prefill_chunk=prefill_chunk,
             mesh=mesh,
         )
+        # A block of one slot proposes nothing and needs no drafter, but `resize` does.
+        self._models = (drafter, drafter_params) if block_size == 1 else None
         if block_size == 1:
-            drafter = drafter_params = draft = None  # nothing to propose: plain decoding
+            drafter = drafter_params = draft = None
         self.target, self.drafter, self.block_size = target, drafter, block_size
         if mesh is not None:
             target_params = jax.device_put(target_params, shardings(target_params, mesh))
@@ -133,12 +135,14 @@ class Decoder:
         # A block of one slot has no drafts, and no drafter need run for it.
         self.draft_of = lambda size: draft(size) if size > 1 else no_draft(1)
         self.sizes = (*sorted(set(smaller)), block_size)
+        self._chooses = policy is not None
         adaptive = isinstance(policy, Adaptive)
         self._tracked = block_size - 1 if policy and not adaptive else 0
         self._learnt = policy.start() if adaptive else None
         drafts = [(size, self.draft_of(size)) for size in self.sizes]
         self.round = make_round(target, drafter, drafts, policy, min_confidence, plain_rows)
         self._programs: dict[tuple, Any] = {}
+        self._sized: dict[int, tuple[Weights, Decoder]] = {}
 
     def plain(self, rows: int = 1) -> "Decoder":
         """Plain decoding with the same target, every product run with `rows` rows a sequence."""
@@ -165,10 +169,20 @@ class Decoder:
 
         options: of the Decoder, in place of its own.
         """
-        models = (self.target, self.weights.target, self.drafter, self.weights.drafter)
+        models = (self.target, self.weights.target, *(self._models or (self.drafter, self.weights.drafter)))
         smaller = [size for size in self._options["smaller"] if size < block_size]
         own = {"smaller": smaller, "plain_rows": min(self._options["plain_rows"], block_size)}
         return Decoder(*models, block_size=block_size, **self._options | own | options)
+
+    def sized(self, block_size: int | None) -> "Decoder":
+        """`resize`, made once a size so that its programs stay compiled; None: itself."""
+        if block_size is None or (block_size == self.block_size and not self._chooses):
+            return self
+        weights, decoder = self._sized.get(block_size, (None, None))
+        if weights is not self.weights:
+            decoder = self.resize(block_size)
+            self._sized[block_size] = self.weights, decoder
+        return decoder
 
     @property
     def compilations(self) -> int:
@@ -187,6 +201,7 @@ class Decoder:
         *,
         stop_ids: Sequence[Sequence[int]] | None = None,
         sampling: Sampling | Sequence[Sampling] | None = None,
+        block_size: int | None = None,
         live_slots: int | None = None,
         rows: int | None = None,
     ) -> list[Generation]:
@@ -197,14 +212,18 @@ class Decoder:
             max_new_tokens: one budget, or one a prompt.
             stop_ids: one list a prompt, in place of the decoder's own.
             sampling: one for all, or one a prompt; None: greedy.
+            block_size: of this call, without a policy (see `resize`); None: the decoder's own.
             live_slots: slots that may be committed from, 1..block_size. 1 is plain decoding through the
                 very program that speculates: drafts are computed and ignored, so that every kernel has the
                 same shape; the identity check of bf16.
             rows: pads the batch to this many rows, so that a smaller last batch compiles nothing new.
         Raises:
             UserError: an empty prompt, an id outside the vocabulary, a budget below 1, a sampling setting
-                that means nothing, or too many positions.
+                that means nothing, too many positions, or a block size that the drafter does not have.
         """
+        if (sized := self.sized(block_size)) is not self:
+            draws = dict(stop_ids=stop_ids, sampling=sampling)
+            return sized.generate(prompts, max_new_tokens, **draws, live_slots=live_slots, rows=rows)
         if not prompts:
             return []
         requests = self.requests(prompts, max_new_tokens, stop_ids, sampling)
@@ -223,8 +242,12 @@ class Decoder:
         *,
         stop_ids: Sequence[int] | None = None,
         sampling: Sampling | None = None,
+        block_size: int | None = None,
     ) -> Iterator[list[int]]:
         """Yields the tokens of each round of one prompt as they come; the first list is the prefill's."""
+        if (sized := self.sized(block_size)) is not self:
+            yield from sized.stream(prompt, max_new_tokens, stop_ids=stop_ids, sampling=sampling)
+            return
         stops = None if stop_ids is None else [stop_ids]
         state, _ = self.prefill(self.requests([prompt], max_new_tokens, stops, sampling))
         host, at = to_host(state), len(prompt)

@@ -19,6 +19,7 @@ def serve(
     slots: int,
     live_slots: int | None = None,
     clock: Callable[[float], object] | None = None,
+    block_size: int | None = None,
 ) -> Iterator[tuple[int, Generation]]:
     """Yields (index of the request, answer) as answers end; at most `slots` are decoded at a time.
 
@@ -28,7 +29,7 @@ def serve(
     `done_seconds` runs from the queue's start, what the caller does between answers included.
 
     Args:
-        live_slots: as in `Decoder.generate`.
+        live_slots, block_size: as in `Decoder.generate`.
         clock: is told the seconds of each stretch of rounds; together they are decoding without prefills.
     Raises:
         UserError: no slot, or a request that cannot be answered; before anything runs.
@@ -37,6 +38,7 @@ def serve(
         raise UserError(f"slots {slots} must be at least 1")
     if not requests:
         return iter(())
+    decoder = decoder.sized(block_size)
     options = dict(shape=decoder.shape(requests), live_slots=live_slots)
     return _serve(decoder, requests, min(slots, len(requests)), options, clock)
 

@@ -35,20 +35,21 @@ def oracle(block_size):
 
 
 def puppeteer(decoder, prompts, answers):
-    """play(right, sure) for a decoder that drafts by `oracle`.
+    """play(right, sure, order) for a decoder that drafts by `oracle`.
 
     right: right slots a round, broadcast to [ROWS, CAPACITY] by position of the anchor. sure: confidence in
-    the draft for each position, likewise.
+    the draft for each position, likewise. order: which prompt each row of the batch is.
     """
     table = np.zeros((ROWS, CAPACITY), np.int32)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         table[row, : len(prompt) + ANSWER] = prompt + answer
     params = decoder.weights.drafter
 
-    def play(right, sure=1.0):
+    def play(right, sure=1.0, order=range(ROWS)):
+        rows = [*order] + [0] * (ROWS - len(order))
         right = np.broadcast_to(right, table.shape).astype(np.int32)
         sure = np.broadcast_to(sure, table.shape).astype(np.float32)
-        puppet = params | {"oracle": {"answers": table, "right": right, "sure": sure}}
+        puppet = params | {"oracle": {"answers": table[rows], "right": right, "sure": sure}}
         decoder.weights = decoder.weights._replace(drafter=puppet)
         return decoder
 

@@ -1,6 +1,7 @@
 """Rows keep to themselves; shapes are bucketed; capacity is checked before anything runs."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -24,6 +25,22 @@ def test_rows_do_not_depend_on_company(plain, puppet, prompts, answers):
             plain.generate([prompts[i] for i in order], ANSWER, rows=ROWS), order, strict=True
         ):
             check(generation, answers[i], ANSWER)
+
+
+def test_nor_do_a_drafters_own_drafts(build, drafter, drafter_params, prompts, answers):
+    """In every order and beside any number of padding rows: the same tokens, by the same rounds."""
+    often = [token for token, _ in Counter(token for a in answers for token in a).most_common(4)]
+    decoder = build(
+        drafter, drafter_params, draft_ids=often
+    )  # so few that a random drafter is right at times
+    alone = [decoder.generate([prompt], ANSWER, rows=ROWS)[0] for prompt in prompts]
+    assert sum(max(g.accepted) > 0 for g in alone) >= 2
+    for count in range(1, ROWS + 1):
+        for order in itertools.islice(itertools.permutations(range(ROWS), count), 0, None, count):
+            generations = decoder.generate([prompts[i] for i in order], ANSWER, rows=ROWS)
+            for generation, i in zip(generations, order, strict=True):
+                check(generation, answers[i], ANSWER)
+                assert generation.accepted == alone[i].accepted
 
 
 def test_finished_rows_disturb_nobody(puppet, prompts, answers):

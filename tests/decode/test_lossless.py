@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, ROWS, bigger, check
+from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, ROWS, VOCAB, bigger, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dscout_jax.decode import block_draft
+from dscout_jax.decode import block_draft, serve
 from dscout_jax.errors import UserError
 
 
@@ -78,15 +78,17 @@ def test_a_token_of_the_answer_as_stop(place, right, puppet, prompts, answers):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_anything_at_once(data, puppet, prompts, answers):
-    """Ragged prompts, a budget and several stop ids a row, and proposals right by chance."""
-    budgets = data.draw(st.lists(st.integers(1, ANSWER), min_size=ROWS, max_size=ROWS))
+    """Any of the ragged prompts, a budget and several stop ids a row, and proposals right by chance."""
+    order = data.draw(st.lists(st.sampled_from(range(ROWS)), min_size=1, max_size=ROWS))
+    asked, expected = [prompts[i] for i in order], [answers[i] for i in order]
+    budgets = data.draw(st.lists(st.integers(1, ANSWER), min_size=len(order), max_size=len(order)))
     places = st.lists(st.integers(0, 2 * ANSWER), max_size=4)
-    stops = [[a[i] for i in data.draw(places) if i < ANSWER] for a in answers]
+    stops = [[a[i] for i in data.draw(places) if i < ANSWER] for a in expected]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    decoder = puppet(rng.integers(0, BLOCK_MAX, (ROWS, CAPACITY)))
+    decoder = puppet(rng.integers(0, BLOCK_MAX, (ROWS, CAPACITY)), order=order)
     slots = data.draw(st.integers(1, BLOCK_MAX))
-    generations = decoder.generate(prompts, budgets, stop_ids=stops, live_slots=slots)
-    for generation, answer, budget, stop in zip(generations, answers, budgets, stops, strict=True):
+    generations = decoder.generate(asked, budgets, stop_ids=stops, live_slots=slots, rows=ROWS)
+    for generation, answer, budget, stop in zip(generations, expected, budgets, stops, strict=True):
         check(generation, answer, budget, stop)
         assert max(generation.accepted, default=0) < slots
 
@@ -111,6 +113,22 @@ def test_stream_yields_what_generate_returns(puppet, prompts, answers):
     assert [token for tokens in lists for token in tokens] == generation.tokens
     assert [len(tokens) - 1 for tokens in lists[1:]] == generation.accepted
     assert list(decoder.stream(prompts[0], 1)) == [answers[0][:1]]
+
+
+def test_a_size_a_call(build, drafter, drafter_params, prompts, answers):
+    """One decoder, any size up to the drafter's: also from one that was built to decode plainly."""
+    decoder = build(drafter, drafter_params, block_size=1, draft_ids=range(VOCAB))
+    for size in (4, None, 4):
+        generations = decoder.generate(prompts, ANSWER, block_size=size)
+        assert [g.tokens for g in generations] == answers
+        assert {g.block_size for g in generations} == {size or 1}
+    sized = decoder.sized(4)
+    assert sized is decoder.sized(4) and sized.drafter is drafter and sized.compilations == 2
+    assert sized.weights.draft_ids.shape == (VOCAB,)
+    for index, served in serve(decoder, decoder.requests(prompts, ANSWER), ROWS, block_size=4):
+        assert (served.tokens, served.block_size) == (answers[index], 4)
+    with pytest.raises(UserError, match="block size 7"):
+        decoder.generate(prompts, ANSWER, block_size=BLOCK_MAX + 1)
 
 
 def test_drafts_from_some_ids_only_change_no_output(build, drafter, drafter_params, prompts, answers):

@@ -8,30 +8,45 @@ import pytest
 from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, ROWS
 
 from dscout_jax.decode import Adaptive, fixed, make_loop
+from dscout_jax.decode.loop import insert
 
+SIZES = dict(smaller=(1, 2), policy=fixed(1), min_confidence=0.5)
 LEARNS = Adaptive((1, 3, BLOCK_MAX), (1.0, 1.2, 1.4), (0.5, 0.4, 0.3, 0.2, 0.1))
 
 
 @pytest.mark.parametrize(
-    ("rows", "options"),
+    ("name", "rows", "options"),
     [
-        (1, {}),
-        (ROWS, {}),
-        (1, dict(smaller=(1, 2), policy=fixed(1), min_confidence=0.5)),
-        (1, dict(smaller=(1, 3), policy=LEARNS, plain_rows=2)),
-        (1, dict(block_size=1)),
+        ("loop", 1, {}),
+        ("loop", ROWS, {}),
+        ("loop", 1, SIZES),
+        ("loop", 1, dict(smaller=(1, 3), policy=LEARNS, plain_rows=2)),
+        ("loop", 1, dict(block_size=1)),
+        ("round", 1, {}),
+        ("round", 1, SIZES),
+        ("advance", ROWS, {}),
+        ("advance", ROWS, SIZES),
+        ("insert", ROWS, {}),
     ],
-    ids=["one row", "rows", "sizes", "learning", "plain"],
+    ids=[
+        *("one row", "rows", "sizes", "learning", "plain"),
+        *("streamed", "streamed sizes", "queue", "queue of sizes", "insert"),
+    ],
 )
-def test_the_compiled_loop_copies_no_cache(rows, options, build, drafter, drafter_params, prompts):
+def test_no_compiled_program_copies_a_cache(name, rows, options, build, drafter, drafter_params, prompts):
     decoder = build(drafter, drafter_params, **options)
     state, _ = decoder.prefill(decoder.requests(prompts[:rows], ANSWER))
-    loop = decoder.compiled("loop", make_loop(decoder.round), decoder.weights, state)
-    text = loop.as_text()
+    run = {"loop": make_loop(decoder.round), "round": decoder.round, "insert": insert}
+    run["advance"] = make_loop(decoder.round, refill=True)
+    arguments = [decoder.weights, state]
+    if name == "insert":
+        arguments = [jax.tree.map(lambda x: x[:1], state), state, np.int32(0)]
+    text = decoder.compiled(name, run[name], *arguments).as_text()
     _, heads, _, width = state.target.k[0].shape
-    buffer = rf"f32\[{rows},{heads},{CAPACITY},{width}\]"
-    assert re.search(buffer, text), "the pattern must fit the caches"
-    assert not re.findall(rf"= {buffer}\S* copy\(", text)
+    buffer = rf"\[{rows},{heads},{CAPACITY},{width}\]"
+    assert re.search(f"f32{buffer}", text), "the pattern must fit the caches"
+    # Nor is one written anew in another dtype.
+    assert not re.findall(rf"= \w+{buffer}\S* (?:copy|convert)\(", text)
     caches = 2 * (len(state.target.k) + (len(state.context.k) if state.context else 0))
     assert len(re.findall("may-alias|must-alias", text.split("\n")[0])) >= caches, "and is given them"
 

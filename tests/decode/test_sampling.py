@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding_tools import ANSWER, BLOCK_MAX, ROWS, bigger
+from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, ROWS, bigger
 from scipy.stats import chi2
 
+from dscout_jax import ops
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
-from dscout_jax.decode import Decoder, Request, Sampling, make_loop, prefill
+from dscout_jax.decode import Decoder, Proposals, Request, Sampling, make_loop, mat, prefill
 from dscout_jax.decode.batch import Shape, pad
 from dscout_jax.decode.sampling import allowed_logits
 from dscout_jax.errors import UserError
-from dscout_jax.models import Drafter, Target
+from dscout_jax.models import Drafter, Target, target_head
 
 V, PROMPT, TOKENS = 8, [3, 1], 4
-EACH = 17_000  # answers of each setting: 102,000 in all
+CONFIDENCE = 0.3  # of the tiny drafter: above it in some rounds, below in others
+EACH, PARTS = 17_000, 6  # answers of each setting in a batch, and batches: 102,000 of each
 SETTINGS = (
     Sampling(0.5),
     Sampling(1.0),
@@ -70,11 +72,13 @@ def test_filters_equal_sorting():
 
 
 class Draws(NamedTuple):
-    """tokens [settings, EACH, TOKENS], first: drafts accepted in the first round, [settings, EACH]."""
+    """tokens [settings, count, TOKENS]; of the first round: drafts accepted [settings, count], the first
+    proposal [settings, count] and what it was drawn from [settings, count, V]."""
 
     tokens: np.ndarray
     first: np.ndarray
-    proposals: object
+    ids: np.ndarray | None
+    probs: np.ndarray | None
 
 
 @pytest.fixture(scope="module")
@@ -104,27 +108,32 @@ def exact(models):
     return joint
 
 
-def draw(models, **options):
-    """EACH answers of every setting in one batch, each row by its own seed."""
+def draw(models, parts=PARTS, **options):
+    """`parts` batches of EACH answers of every setting, each row by its own seed."""
     target, params, drafter, drafter_params = models
     pair = (drafter, drafter_params) if options.pop("speculative") else ()
     decoder = Decoder(target, params, *pair, **options)
     requests = [Request(PROMPT, TOKENS, (), s) for s in SETTINGS]
     batch = pad(requests, len(requests), len(PROMPT), Shape(16, 1), decoder.block_size)
     batch = jax.tree.map(lambda x: np.repeat(x, EACH, axis=0), batch)
-    seeds = np.arange(len(SETTINGS) * EACH, dtype=np.uint32)
-    batch = batch._replace(sampling=batch.sampling._replace(seed=seeds))
     start = jax.jit(partial(prefill, target, decoder.drafter, 16, jnp.float32, 64, 0, None))
-    state = start(decoder.weights, batch)
-    proposals = decoder.draft_of(decoder.block_size)(decoder.weights, state) if pair else None
-    state = jax.jit(make_loop(decoder.round))(decoder.weights, state)
-    shape = (len(SETTINGS), EACH)
-    begin = len(PROMPT)
-    return Draws(
-        np.asarray(state.tokens)[:, begin : begin + TOKENS].reshape(*shape, TOKENS),
-        np.asarray(state.committed)[:, 0].reshape(shape) - 1,
-        proposals,
-    )
+    draft, loop = jax.jit(decoder.draft_of(decoder.block_size)), jax.jit(make_loop(decoder.round))
+    shape, begin = (len(SETTINGS), EACH), len(PROMPT)
+    found = []
+    for part in range(parts):
+        seeds = np.arange(len(SETTINGS) * EACH, dtype=np.uint32) + part * len(SETTINGS) * EACH
+        batch = batch._replace(sampling=batch.sampling._replace(seed=seeds))
+        state = start(decoder.weights, batch)
+        proposals = draft(decoder.weights, state) if pair else Proposals(None, None)
+        state = loop(decoder.weights, state)
+        rows = (
+            state.tokens[:, begin : begin + TOKENS],
+            state.committed[:, 0] - 1,
+            None if proposals.ids is None else proposals.ids[:, 0],
+            None if proposals.probs is None else proposals.probs[:, 0],
+        )
+        found.append(jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), Draws(*rows)))
+    return jax.tree.map(lambda *x: np.concatenate(x, axis=1), *found)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +144,17 @@ def plain_draws(models):
 @pytest.fixture(scope="module")
 def rejected_draws(models):
     return draw(models, speculative=True, sample_drafts=True)
+
+
+@pytest.fixture(scope="module")
+def cut_draws(models):
+    """Rejection sampling in rounds of a size by whim, cut where the drafter is unsure."""
+
+    def whim(state):
+        return (state.anchors.sum() + state.rounds.sum()) % 2
+
+    cut = dict(smaller=(2,), policy=whim, min_confidence=CONFIDENCE)
+    return draw(models, 1, speculative=True, sample_drafts=True, **cut)
 
 
 def counts(tokens, length):
@@ -155,44 +175,51 @@ def check_chi_square(tokens, joint):
     assert chi2.sf(statistic, used.sum() - 1) > 1e-5, statistic
 
 
-@pytest.mark.parametrize("kind", ["plain_draws", "rejected_draws"])
+@pytest.mark.parametrize("kind", ["plain_draws", "rejected_draws", "cut_draws"])
 @pytest.mark.parametrize("i", range(len(SETTINGS)))
 def test_the_joint_of_three_tokens(kind, i, request, exact):
     check_chi_square(request.getfixturevalue(kind).tokens[i], exact[i])
 
 
-def test_total_variation_of_four_tokens(plain_draws, rejected_draws):
+def test_total_variation_of_four_tokens(plain_draws, rejected_draws, cut_draws):
     """Two samples of one distribution differ by their sampling error and by no more."""
-    for one, other in zip(plain_draws.tokens, rejected_draws.tokens, strict=True):
-        a, b = counts(one, 4) / EACH, counts(other, 4) / EACH
-        p = (a + b) / 2
-        expected = 0.5 * np.sqrt(4 * p * (1 - p) / EACH / np.pi).sum()
-        assert 0.5 * np.abs(a - b).sum() < 1.1 * expected
+    for speculative in (rejected_draws, cut_draws):
+        for one, other in zip(plain_draws.tokens, speculative.tokens, strict=True):
+            one = one[: len(other)]
+            a, b = counts(one, 4) / len(one), counts(other, 4) / len(other)
+            p = (a + b) / 2
+            expected = 0.5 * np.sqrt(4 * p * (1 - p) / len(one) / np.pi).sum()
+            assert 0.5 * np.abs(a - b).sum() < 1.1 * expected
+
+
+def test_confidence_cut_some_rounds_and_not_others(rejected_draws, cut_draws):
+    whole, cut = rejected_draws.first, cut_draws.first
+    assert 0 < (cut > 0).mean() < (whole > 0).mean()
 
 
 def test_argmax_drafts_give_the_plain_draws_themselves(models, plain_draws, exact):
     """And a proposal is accepted with the target's probability of it."""
-    speculative = draw(models, speculative=True)
+    speculative = draw(models, 1, speculative=True)
+    plain = plain_draws.tokens[:, :EACH]
     # Sums of another shape may round another way; a draw flips where two noisy logits are that close.
-    assert (speculative.tokens != plain_draws.tokens).any(axis=-1).mean() < 1e-4
-    ids = np.asarray(speculative.proposals.ids)[:, 0].reshape(len(SETTINGS), EACH)
+    assert (speculative.tokens != plain).any(axis=-1).mean() < 1e-4
     for i in range(len(SETTINGS)):
         first = speculative.tokens[i, :, 0]
         after = exact[i].sum(axis=(2, 3))
-        chance = (after / after.sum(axis=1, keepdims=True).clip(1e-30))[first, ids[i]]
+        chance = (after / after.sum(axis=1, keepdims=True).clip(1e-30))[first, speculative.ids[i]]
         error = np.sqrt((chance * (1 - chance)).mean() / EACH)
         assert abs((speculative.first[i] > 0).mean() - chance.mean()) < 5 * error + 1e-6
 
 
 def test_drawn_drafts_are_accepted_with_their_overlap(rejected_draws, exact):
     """The share accepted is `sum_v min(p, q)`."""
-    q = np.asarray(rejected_draws.proposals.probs)[:, 0].reshape(len(SETTINGS), EACH, V)
+    q = rejected_draws.probs
     for i in range(len(SETTINGS)):
         after = exact[i].sum(axis=(2, 3))
         p = (after / after.sum(axis=1, keepdims=True).clip(1e-30))[rejected_draws.tokens[i, :, 0]]
         chance = np.minimum(p, q[i]).sum(axis=1)
         assert 0.01 < chance.mean() < 0.99
-        error = np.sqrt((chance * (1 - chance)).mean() / EACH)
+        error = np.sqrt((chance * (1 - chance)).mean() / len(chance))
         assert abs((rejected_draws.first[i] > 0).mean() - chance.mean()) < 5 * error
 
 
@@ -234,6 +261,36 @@ def test_speculative_text_is_plain_text_at_any_temperature(right, puppet, prompt
     assert [g.tokens for g in generations] == mixed_answers
     lists = decoder.stream(prompts[1], ANSWER, sampling=mixed[1])
     assert [token for tokens in lists for token in tokens] == mixed_answers[1]
+
+
+def test_a_good_drafter_stays_good_at_temperature_one(target, target_params, prompts):
+    """Of a target that is nearly as sure as language models are: argmaxes are coherent, as draws are not."""
+
+    def foresight(block_size):
+        """What the target itself would say next, greedily."""
+
+        def draft(weights, state):
+            token, cache, ids = state.anchors, state.target, []
+            for ahead in range(block_size - 1):
+                variables = {"params": weights.target}
+                out = target.apply(variables, token[:, None], state.lengths + ahead, cache)
+                cache = out.cache
+                token = ops.argmax(ops.head_logits(out.hidden[:, 0], target_head(weights.target)))
+                ids.append(token)
+            ids = jnp.stack(ids, axis=1)
+            return Proposals(ids, jnp.ones(ids.shape))
+
+        return draft
+
+    sure = target_params | {"lm_head": {"weight": target_params["lm_head"]["weight"] * 10}}
+    decoder = Decoder(target, sure, draft=foresight, block_size=4, bucket=16, capacity_bucket=CAPACITY)
+    rounds = {0.0: [], 1.0: []}
+    for temperature, accepted in rounds.items():
+        for seed in range(4):
+            draws = [Sampling(temperature, seed=ROWS * seed + row) for row in range(ROWS)]
+            accepted += [g.accepted[:-1] for g in decoder.generate(prompts, ANSWER, sampling=draws)]
+    assert mat(rounds[0.0]) == 4, "every round but the cut one is right to its end"
+    assert 0.7 * 4 <= mat(rounds[1.0]) < 4
 
 
 def test_drawn_drafts_do_not_depend_on_company(build, drafter, drafter_params, prompts, mixed, answers):

@@ -1,16 +1,30 @@
 """Eight devices give the tokens of one."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from decoding_tools import ANSWER, check
+from decoding_tools import ANSWER, BLOCK_MAX, CAPACITY, check, oracle, puppeteer
 from jax.sharding import PartitionSpec
 
-from dscout_jax.decode import Request, Sampling, serve
+from dscout_jax.decode import Proposals, Request, Sampling, block_draft, serve
 from dscout_jax.sharding import make_mesh
 
 
 @pytest.fixture(scope="module")
-def sharded(build, drafter, drafter_params):
-    return build(drafter, drafter_params, mesh=make_mesh(data=4, tensor=2))
+def sharded(build, drafter, drafter_params, prompts, answers):
+    """The drafter drafts, and two positions of three are put right: a random one is hardly ever right."""
+
+    def draft(block_size):
+        own, played = block_draft(drafter, block_size), oracle(block_size)
+
+        def both(weights, state):
+            drafted, right = own(weights, state), played(weights, state)
+            return Proposals(jnp.where(right.confidence > 0, right.ids, drafted.ids), drafted.confidence)
+
+        return both
+
+    decoder = build(drafter, drafter_params, draft=draft, mesh=make_mesh(data=4, tensor=2))
+    return puppeteer(decoder, prompts, answers)(BLOCK_MAX, np.arange(CAPACITY) % 3 > 0)
 
 
 def test_a_sharded_batch(sharded, prompts, answers, plain):
@@ -23,6 +37,7 @@ def test_a_sharded_batch(sharded, prompts, answers, plain):
     generations = sharded.generate(prompts, ANSWER, sampling=mixed)
     for generation, answer in zip(generations[:3], answers[:3], strict=True):
         check(generation, answer, ANSWER)
+        assert max(generation.accepted) >= 2 and min(generation.accepted) < BLOCK_MAX - 1
     [drawn] = plain.generate([prompts[3]], ANSWER, sampling=mixed[3], rows=len(prompts))
     assert generations[3].tokens == drawn.tokens
 
@@ -32,3 +47,4 @@ def test_a_sharded_queue(sharded, prompts, answers):
     requests = [Request(prompt, 1 + 3 * i) for i, prompt in enumerate([*prompts, prompts[0]])]
     for index, generation in serve(sharded, requests, slots=4):
         check(generation, answers[index % 4], 1 + 3 * index)
+        assert index < 3 or max(generation.accepted) > 0

@@ -33,6 +33,16 @@ def test_mat_at_the_logged_size_is_the_measured_one_and_concave_below(answers):
     assert all(lo <= hi for lo, hi in zip(model.low, model.high, strict=True))
 
 
+def test_the_interval_of_mat_is_of_mat_itself():
+    """Answers whose slots make up for one another: MAT(3) is 2 in each, whatever S_1 and S_2 are."""
+    answers = [[1, 1], [2, 0], [1, 1], [2, 0]]
+    model = MatModel.fit(answers, 3)
+    assert model.low[0] < model.survival[0] < model.high[0]
+    assert (model.mat_low[1], model.mat_high[1]) == pytest.approx((2, 2)) and model.mat(3) == 2
+    assert model.mat_low[0] == pytest.approx(1 + model.low[0])
+    assert 1 + sum(model.high) > 2.1, "which the sums of the ends miss"
+
+
 def test_latency_is_measured_or_between_measured_points():
     model = LatencyModel(MS)
     assert all(model.ms(*at) == ms for at, ms in MS.items())
@@ -75,6 +85,10 @@ def test_the_file_comes_back_and_others_are_refused(tmp_path):
     path = made.save(tmp_path / "deep" / "policy.json")
     assert load_policy(path) == made
     assert json.loads(path.read_text())["table"] == made.table()
+    spread = {at: (ms - 1, ms + 2) for at, ms in MS.items()}
+    timed = Policy(made.about, made.workloads, LatencyModel(MS, spread))
+    assert load_policy(timed.save(tmp_path / "timed.json")) == timed
+    assert timed.latency.rows()[0] == {"concurrency": 1, "block_size": 1, "ms": 11, "low": 10, "high": 13}
     for text, said in (("[]", "no policy"), ('{"about": {}}', "workloads"), ("x", "no policy")):
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(UserError, match=said):
@@ -97,7 +111,7 @@ def test_all_workloads_count_alike():
 
 def test_few_sizes_are_plain_each_best_and_the_largest():
     survival = {"one": (0.9, 0.0, 0.0, 0.0), "two": (0.9, 0.9, 0.0, 0.0), "three": (0.9, 0.9, 0.9, 0.0)}
-    models = {name: MatModel(s, s, s, 9) for name, s in survival.items()}
+    models = {name: MatModel(s, s, s, s, s, 9) for name, s in survival.items()}
     points = {(1, b): 10.0 + b for b in (1, 2, 3, 4, 5)}
     made = Policy({}, models, LatencyModel(points))
     assert [made.best(name, 1) for name in models] == [2, 3, 4]

@@ -13,7 +13,7 @@ from dscout_jax.decode import Sampling, seed_of
 from dscout_jax.errors import UserError
 from infer.answer_file import answer_file
 from infer.generate import GenerateSettings, generate
-from infer.latency import latency
+from infer.latency import filled, latency
 from infer.load import encode_prompt, load_decoder
 
 
@@ -22,8 +22,9 @@ def test_generate_streams_the_plain_answer(folders, capsys):
     settings = GenerateSettings(target=target, max_new_tokens=12)
     plain = generate("Hello", settings)
     text = capsys.readouterr().out
-    for other in (drafter, "lookup"):
-        speculative = generate("Hello", dataclasses.replace(settings, drafter=other))
+    cut = dict(smaller=(1, 2), min_confidence=0.01)
+    for other, options in ((drafter, {}), ("lookup", {}), (drafter, cut)):
+        speculative = generate("Hello", dataclasses.replace(settings, drafter=other, **options))
         captured = capsys.readouterr()
         assert captured.out == text
         assert plain.mat == 1.0 and plain.tokens == speculative.tokens == plain.rounds + 1
@@ -79,19 +80,42 @@ def test_a_file_of_conversations(folders, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "new.jsonl").exists()
 
 
-def test_latency_names_every_part(folders, tmp_path):
+def test_latency_names_every_part(folders, tmp_path, monkeypatch):
     target, drafter = folders
     out = tmp_path / "latency.json"
-    options = dict(dtypes=("float32",), block_sizes=(2, 4), calls=2, repeats=1, log=str)
-    latency(drafter, target=target, out=out, **options)
+    options = dict(dtypes=("float32",), block_sizes=(4,), calls=2, repeats=2, log=str)
+    latency(drafter, target=target, out=out, concurrencies=(1, 3), contexts=(64,), **options)
     document = json.loads(out.read_text())
-    figures = document["dtypes"]["float32"]
-    assert document["machine"]["jax"] and figures["ar_ms"] > 0 and figures["plain_rows"] in (1, 2)
-    for block, size in zip(figures["blocks"], (2, 4), strict=True):
-        assert block["block_size"] == size
+    assert document["machine"]["jax"]
+    measured = document["dtypes"]["float32"]
+    at = [(f["capacity"], f["prompt_tokens"], f["batch"]) for f in measured]
+    # 2 calls, the prefill's token and a block of 4 stand behind the prompt.
+    assert at == [(64, 57, 1), (64, 57, 3)]
+    for figures in measured:
+        assert figures["ar_ms"] > 0 and figures["plain_rows"] in (1, 2)
+        low, high = figures["spread"][f"prefill_{figures['prompt_tokens']}"]
+        assert 0 < low <= figures["prefill_ms"] <= high
+        [block] = figures["blocks"]
+        assert block["block_size"] == 4
         assert min(block["draft_ms"], block["verify_ms"], block["round_ms"]) > 0
         parts = block["draft_ms"] + block["verify_ms"] + block["other_ms"]
         assert block["round_ms"] == pytest.approx(parts)
+    for wrong, said in (
+        (dict(contexts=(6,)), "context of 6"),
+        (dict(contexts=(4096,)), "the model has 1024"),
+        (dict(concurrencies=(0,)), r"concurrencies \(0,\)"),
+        (dict(block_sizes=(9,)), r"\[9\]"),
+    ):
+        with pytest.raises(UserError, match=said):
+            latency(drafter, target=target, out=tmp_path / "none.json", **options | wrong)
+    assert not (tmp_path / "none.json").exists()
+
+    # A prompt longer than what one forward reads is of whole chunks, so that none is padded beyond the cache.
+    monkeypatch.setattr("infer.latency.CHUNK", 64)
+    _, full = load_decoder(target, drafter, dtype="float32")
+    decoder, tokens = filled(full, 192, 2)
+    assert tokens == 128
+    assert decoder.shape(decoder.requests([[1] * tokens], 3)).capacity == 192
 
 
 def test_infer_needs_no_training_packages():

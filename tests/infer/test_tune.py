@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dscout_jax.decode import mat
+from dscout_jax.decode import Sampling, mat, seed_of
 from dscout_jax.errors import UserError
 from infer.answer_file import answer_file
 from infer.apply import PolicyUse, adaptive, at_best, check_policy
 from infer.benchmark import BenchmarkSettings, benchmark
+from infer.cells import knowing
+from infer.fingerprint import fingerprint_ids
 from infer.generate import GenerateSettings, generate
 from infer.load import encode_prompt, load_decoder
 from infer.pictures import pictures
 from infer.policy import LatencyModel, load_policy
 from infer.report import report
-from infer.tune import MIXTURE, TuneSettings, in_turns, prepare, table, tune
-from infer.validate import knowing, longest_slot, queue_tokens_per_s, say, validate
+from infer.tune import MIXTURE, TuneSettings, in_turns, logged, prepare, table, tune
+from infer.validate import longest_slot, losing, queue_tokens_per_s, say, validate
 
 
 def quiet(line):
@@ -76,6 +78,9 @@ def test_measures_once_and_predicts_what_was_logged(settings, ground, policy, lo
     assert policy.workloads[MIXTURE].rounds == model.rounds + policy.workloads["more"].rounds
     assert policy.latency.concurrencies == [1, 2] and policy.latency.block_sizes == [1, 2, 4]
     assert set(policy.plain_rows) == {1, 2} and set(policy.plain_rows.values()) <= {1, 2}
+    for at, ms in policy.latency.points.items():
+        low, high = policy.latency.spread[at]
+        assert low <= ms <= high
     assert load_policy(settings.out / "policy.json") == policy
     assert table(policy).count("**") == 2 * 3 * 2
 
@@ -97,19 +102,31 @@ def test_one_capacity_holds_all(ground):
 
 def test_another_drafter_is_refused_and_another_machine_told(settings, policy, loaded):
     target, decoder = loaded
-    at = target, decoder, settings.drafter, "float32"
+    at = target, decoder, settings.drafter, "float32", Sampling(seed=7)
     assert check_policy(policy, *at) == []
+    (doubt,) = check_policy(policy, *at[:-1], Sampling(0.7, top_k=9))
+    assert doubt.startswith("sampling: greedy then, temperature 0.7, top_k 9,")
     moved = policy.about | {"machine": policy.about["machine"] | {"cpu": "abacus"}}
     (doubt,) = check_policy(dataclasses.replace(policy, about=moved), *at)
     assert "abacus" in doubt
     for change, name in (
         ({"dtype": "bfloat16"}, "dtype"),
         ({"drafter": "x"}, "drafter"),
+        ({"draft ids": "x"}, "draft ids"),
         ({"copying": True}, "copying"),
     ):
         other = dataclasses.replace(policy, about=policy.about | change)
         with pytest.raises(UserError, match=f"another {name}"):
             check_policy(other, *at)
+        for follow in (at_best, adaptive) if name != "copying" else ():
+            with pytest.raises(UserError, match=f"another {name}"):
+                follow(other, decoder, None, 1)
+    # As many other ids are other ids; the same ones in another order are not.
+    some = [fingerprint_ids(ids) for ids in ((1, 2, 3), (3, 1, 2), (1, 2, 4), None)]
+    assert some[0] == some[1] != some[2] and some[3] is None
+    fewer = decoder.resize(decoder.block_size, draft_ids=range(100))
+    with pytest.raises(UserError, match="another draft ids"):
+        at_best(policy, fewer, None, 1)
 
 
 def test_wrong_settings_are_named_before_anything_runs(settings, tmp_path):
@@ -120,6 +137,8 @@ def test_wrong_settings_are_named_before_anything_runs(settings, tmp_path):
     assert not (tmp_path / "none").exists()
     with pytest.raises(UserError, match="share a name"):
         dataclasses.replace(settings, prompts=settings.prompts * 2)
+    with pytest.raises(UserError, match="temperature -1"):
+        dataclasses.replace(settings, sampling=Sampling(-1.0))
     for wrong in ({"concurrencies": ()}, {"concurrencies": (0,)}, {"limit": 0}, {"mixture": -1}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             dataclasses.replace(settings, **wrong)
@@ -159,6 +178,15 @@ def test_generate_and_bench_follow_a_policy(settings, policy, tmp_path, capsys):
     assert "abacus" in capsys.readouterr().err
     plain = answer_file(settings.prompts[1], dataclasses.replace(base, drafter=None), slots=2)
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in plain]
+
+    # What was measured greedily, and with shorter caches, is followed otherwise only with a word on it.
+    for change, said in (
+        (dict(sampling=Sampling(0.7)), "sampling: greedy then, temperature 0.7"),
+        (dict(max_new_tokens=520), "caches of 256 positions then, 768 now"),
+    ):
+        use = dict(policy=PolicyUse(plainly, "more")) | change
+        generate("Hello", dataclasses.replace(base, **use))
+        assert said in capsys.readouterr().err
 
     run = BenchmarkSettings(
         prompts=(settings.prompts[1],),
@@ -221,8 +249,10 @@ def test_the_oracle_weighs_the_live_rows_workloads(policy):
     some = policy.workloads["more"]
     models = {name: dataclasses.replace(some, survival=s) for name, s in survival.items()}
     points = {(c, b): {1: 1.0, 2: 1.5, 4: 2.0}[b] for c in (1, 2) for b in (1, 2, 4)}
-    rule = knowing(dataclasses.replace(policy, workloads=models, latency=LatencyModel(points)), (1, 2, 4), 1)
-    for seeds, live, index in (([0, 1], [1, 0], 2), ([0, 1], [0, 1], 0), ([1, 0], [0, 1], 2)):
+    made = dataclasses.replace(policy, workloads=models, latency=LatencyModel(points))
+    good, bad = 2**32 - 1, 7
+    rule = knowing(made, (1, 2, 4), 1, {good: 0, bad: 1, 2**31: 1})
+    for seeds, live, index in (([good, bad], [1, 0], 2), ([good, bad], [0, 1], 0), ([bad, good], [0, 1], 2)):
         sampling = SimpleNamespace(seed=np.array(seeds, np.uint32))
         assert int(rule(SimpleNamespace(sampling=sampling, live=np.array(live, bool)))) == index
 
@@ -236,42 +266,79 @@ def test_a_queue_lasts_as_long_as_its_busiest_slot():
     assert queue_tokens_per_s(accepted, 2, 2, 10.0) == pytest.approx(12 / (4.5 * 0.010))
 
 
+def test_at_a_temperature_what_is_logged_is_drawn(settings, ground, policy, loaded):
+    """Each prompt by its own seed, told apart in the records, and told to whoever decodes greedily."""
+    drawn = Sampling(0.9, top_k=40, seed=3)
+    warm = prepare(dataclasses.replace(settings, sampling=drawn), loaded[0])
+    assert warm.about["sampling"].startswith("temperature 0.9, top_k 40")
+    prompts = warm.prompts["more"]
+    accepted = logged(warm, "more")
+    draws = [drawn._replace(seed=seed_of(3, prompt)) for prompt in prompts]
+    expected = warm.decoder.generate(prompts, 12, sampling=draws)
+    assert accepted == [g.accepted for g in expected]
+    assert [g.tokens for g in expected] != [g.tokens for g in warm.decoder.generate(prompts, 12)]
+    assert logged(ground, "more") == [g.accepted for g in warm.decoder.generate(prompts, 12)]
+
+
+def test_the_cell_where_speculation_loses_most_is_found_by_its_figures():
+    speeds = {
+        ("easy", 1): {1: 10, 2: 15, 4: 20},
+        ("hard", 1): {1: 10, 2: 9, 4: 8},
+        ("hard", 8): {1: 10, 2: 6, 4: 7},
+    }
+    rows = [
+        {"workload": w, "concurrency": c, "block_size": b, "tokens_per_s_measured": speed}
+        for (w, c), cell in speeds.items()
+        for b, speed in cell.items()
+    ]
+    assert losing(rows) == {"workload": "hard", "concurrency": 8, "best_over_plain": 0.7}
+    assert losing(rows[:3]) is None
+
+
 def test_validation_runs_the_cells_once_and_is_drawn(settings, ground, policy, tmp_path):
     # Two slots and sizes 1 and 4 only: every program is one to compile.
     points = {(2, b): policy.latency.ms(2, b) for b in (1, 4)}
     policy = dataclasses.replace(policy, latency=LatencyModel(points))
     policy.save(settings.out / "policy.json")
     ground = dataclasses.replace(ground, settings=dataclasses.replace(settings, concurrencies=(2,)))
-    document = validate(ground, policy, log=quiet)
+    document = validate(ground, policy, passes=2, log=quiet)
     cells = {(row["workload"], row["concurrency"]) for row in document["rows"]}
     assert cells == {(w, 2) for w in ("questions", "more", MIXTURE)}
     for cell in cells:
         own = [row for row in document["rows"] if (row["workload"], row["concurrency"]) == cell]
         assert sum(row["chosen"] for row in own) == 1 and min(row["block_size"] for row in own) == 1
         for row in own:
-            assert row["tokens_per_s_measured"] > 0 and row["tokens_per_s_predicted"] > 0
+            assert 0 < row["tokens_per_s_low"] <= row["tokens_per_s_measured"] <= row["tokens_per_s_high"]
+            assert row["tokens_per_s_predicted"] > 0
             assert np.isclose(row["mat_measured"], row["mat_predicted"]), "the very same blocks"
     online = {(row["workload"], row["concurrency"]) for row in document["online"]}
     assert (MIXTURE, 2) in online
+    if loses := document["losing"]:
+        assert (loses["workload"], loses["concurrency"]) in online and loses["best_over_plain"] < 1
+    with pytest.raises(UserError, match="passes 0"):
+        validate(ground, policy, passes=0, log=quiet)
     summary = document["summary"]
     assert 0 <= summary["mat_within_3_percent"] <= 1 and summary["cells"] == len(document["rows"])
     assert f"{len(document['rows'])} cells" in say(document) and "the oracle" in say(document)
 
     before = (settings.out / "records.jsonl").read_text()
-    assert validate(ground, policy, log=quiet) == document
+    assert validate(ground, policy, passes=2, log=quiet) == document
     assert (settings.out / "records.jsonl").read_text() == before
 
     searched = {"what": "depth", "best": 2, "reason": "2 is the best"}
     searched["rows"] = [
         {"depth": d, "order": d, "mat": 1.5, "round_ms": 3.0, "block_size": 4}
-        | {"tokens_per_s": 9.0 + d, "plain_tokens_per_s": 8.0}
+        | {"tokens_per_s": 9.0 + d, "plain_tokens_per_s": 8.0, "over_plain": (9.0 + d) / 8}
         for d in (1, 2)
     ]
     (tmp_path / "search.json").write_text(json.dumps(searched))
-    paths = pictures(settings.out, tmp_path)
+    (tmp_path / "again").mkdir()
+    taps = searched | {"what": "taps", "best": "all fc", "rows": [searched["rows"][0] | {"taps": "all fc"}]}
+    (tmp_path / "again" / "search.json").write_text(json.dumps(taps))
+    paths = pictures(settings.out, (tmp_path, tmp_path / "again", tmp_path))
     assert {path.name for path in paths} == {"report.html"} | {
         f"{name}.{ending}"
-        for name in ("mat", "acceptance", "latency", "throughput", "depth")
+        for name in ("mat", "acceptance", "latency", "throughput", "depth", "taps", "depth-3")
         for ending in ("png", "svg")
     }
     for path in paths:
@@ -279,9 +346,9 @@ def test_validation_runs_the_cells_once_and_is_drawn(settings, ground, policy, t
             with Image.open(path) as image:
                 assert np.asarray(image.convert("L")).std() > 5, "something is drawn"
     text = (settings.out / "report.html").read_text()
-    assert text.count("data:image/svg+xml;base64,") == 5 and "tokens_per_s_measured" in text
+    assert text.count("data:image/svg+xml;base64,") == 7 and "tokens_per_s_measured" in text
     assert 'src="http' not in text and "href" not in text
     with pytest.raises(UserError, match=r"search\.json"):
-        pictures(settings.out, tmp_path / "none")
+        pictures(settings.out, (tmp_path / "none",))
     with pytest.raises(UserError, match="dscout tune"):
         pictures(tmp_path)
