@@ -7,7 +7,8 @@ Both sides decode greedily, plainly and with the drafter, draft from the whole v
 nothing but the budget; in bf16 and in fp32, prompt by prompt in turn, each side compared in its faster.
 PyTorch's rounds are driven from the host. Its drafter is the parity tests' reference, which keeps the
 target's keys and values and not its own: `without_drafts` is what that loop would reach if its drafts
-took no time, the bound of any better one. Prefill counts on both sides, compilation on none.
+took no time, the bound of any better one. Prefill counts on both sides, compilation on none. Exits with 1
+where the two MATs of fp32 differ by more than 1 %: in bf16 a product's shape decides near ties.
 """
 
 import argparse
@@ -32,6 +33,9 @@ from infer.machine import describe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
 import torch_dflash as reference
+
+WITHIN = 0.01
+"""Share by which the two MATs may differ."""
 
 Answer = tuple[list[int], list[int], float]
 """Tokens, accepted drafts a round, seconds."""
@@ -125,9 +129,11 @@ def measure(options: argparse.Namespace, dtype: str) -> dict[str, Any]:
     seconds = {name: sum(answer[2] for answer in answers) for name, answers in found.items()}
     seconds["pytorch speculative, without_drafts"] = seconds["pytorch speculative"] - clock.seconds
     both = zip(found["ours speculative"], found["pytorch speculative"], strict=True)
+    mats = {side: mat([a[1] for a in found[f"{side} speculative"]]) for side in ("ours", "pytorch")}
     return {
         "tokens_per_s": {name: count / taken for name, taken in seconds.items()},
-        "mat": {side: mat([a[1] for a in found[f"{side} speculative"]]) for side in ("ours", "pytorch")},
+        "mat": mats,
+        "mat_agrees": abs(mats["ours"] / mats["pytorch"] - 1) <= WITHIN,
         "same_rounds": sum(a[:2] == b[:2] for a, b in both),
     }
 
@@ -174,6 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "machine"}, indent=1))
+    for dtype, found in dtypes.items():
+        verdict = "agrees" if found["mat_agrees"] else "does not agree"
+        print(f"{dtype}: MAT {verdict} within {WITHIN:.0%} ({found['mat']})", file=sys.stderr)
+    if "float32" in dtypes and not dtypes["float32"]["mat_agrees"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """DScout drafter for Qwen3-0.6B: as configs/qwen3_4b.py, on that target's widths and layers.
 
 Reproduces: nothing yet.
-Hardware: an accelerator with 40 GB; not yet tried.
+Hardware: one accelerator with 40 GB; not yet tried.
 Cost: not yet measured.
 Commands (the target from Hugging Face first, into models/Qwen3-0.6B):
     dscout regenerate PROMPTS.jsonl runs/qwen3_0_6b/answers.jsonl --target models/Qwen3-0.6B \\

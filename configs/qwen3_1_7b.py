@@ -1,7 +1,7 @@
 """DScout drafter for Qwen3-1.7B: as configs/qwen3_4b.py, on that target's widths and layers.
 
 Reproduces: nothing yet.
-Hardware: an accelerator with 40 GB; not yet tried.
+Hardware: one accelerator with 40 GB; not yet tried.
 Cost: not yet measured.
 Commands (the target from Hugging Face first, into models/Qwen3-1.7B):
     dscout regenerate PROMPTS.jsonl runs/qwen3_1_7b/answers.jsonl --target models/Qwen3-1.7B \\

@@ -2,7 +2,8 @@
 
 Reproduces: nothing yet; the recipe is DScout, with DFlash's numbers where it has none of its own (learning
     rate, length, 8,192 slots a sequence, as 512 anchors x 16 make).
-Hardware: an accelerator with 80 GB or a pod slice; not yet tried.
+Hardware: one accelerator with 80 GB, or several that each hold all weights; not yet tried. Where weights are
+    split, on pod slices, configs/pods/qwen3_4b.py scans the layers instead.
 Cost: not yet measured.
 Commands (the target from Hugging Face first, into models/Qwen3-4B):
     dscout regenerate PROMPTS.jsonl runs/qwen3_4b/answers.jsonl --target models/Qwen3-4B \\
@@ -26,6 +27,10 @@ config = TrainSettings(
     init="fresh",
     seq_len=3072,
     batch=32,
+    # Eight rows at a time, and of each 32 blocks through all layers: some 35 GB in all, by arithmetic.
+    accumulation=4,
+    anchor_chunk=32,
+    attention_chunk=16,
     query_budget=8192,
     steps=12000,
     learning_rate=6e-4,

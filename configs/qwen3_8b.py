@@ -1,7 +1,8 @@
 """DScout drafter for Qwen3-8B: as configs/qwen3_4b.py, on that target's widths and layers.
 
 Reproduces: nothing yet.
-Hardware: an accelerator with 140 GB or a pod slice; not yet tried.
+Hardware: one accelerator with 80 GB, of which 65 GB are used by arithmetic; not yet tried. On pod slices:
+    configs/pods/qwen3_8b.py.
 Cost: not yet measured.
 Commands (the target from Hugging Face first, into models/Qwen3-8B):
     dscout regenerate PROMPTS.jsonl runs/qwen3_8b/answers.jsonl --target models/Qwen3-8B \\

@@ -198,7 +198,7 @@ def _losses(metrics: str | Path | None) -> list[tuple[int, float]]:
     if metrics is None or not Path(metrics).is_file():
         return []
     rows = [json.loads(line) for line in Path(metrics).read_text().split("\n") if line.strip()]
-    return [(row["step"], row["loss"]) for row in rows if "step" in row and "loss" in row]
+    return [(row["step"], row["loss"]) for row in rows if "step" in row and row.get("loss") is not None]
 
 
 def report(folders: Sequence[str | Path], out: str | Path, metrics: str | Path | None = None) -> str:

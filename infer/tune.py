@@ -39,7 +39,7 @@ class TuneSettings:
     """
 
     prompts: tuple[Path, ...]
-    drafter: Path
+    drafter: str | Path
     target: str = "smollm2-135m"
     dtype: str = "bfloat16"
     mixture: int = 0

@@ -1,15 +1,19 @@
 """Checkpoints of a run: train state, position and the contract that a resume must keep."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dscout_jax.errors import UserError
+from dscout_jax.interop import names
+from dscout_jax.interop.safetensors import listing
+from train.checksums import checksums, differing
+from train.hosts import barrier, everywhere, first
 from train.paths import place
 from train.settings import renamed
 from train.step import TrainState
@@ -18,29 +22,9 @@ SHAPE = frozenset({"num_layers", "block_size", "target_layer_ids", "mask_token_i
 """Of a contract, what all of a run's checkpoints are read by: one drafter.json says it for them."""
 
 
-@jax.jit
-def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Of each leaf's bits: sum_i (2 i + 1) bits_i modulo 2^32, i counting elements.
-
-    Whole numbers, so the same on every mesh; odd factors, so that no single flipped bit goes unseen.
-    """
-
-    def one(x: jax.Array) -> jax.Array:
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint32).astype(jnp.uint32)
-        place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-        for axis in reversed(range(x.ndim)):
-            place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride)
-            stride = stride * x.shape[axis] % 2**32
-        return (bits * (2 * place + 1)).sum(dtype=jnp.uint32)
-
-    return [one(x) for x in leaves]
-
-
-def checksums(state: TrainState) -> dict[str, int]:
-    """One number for each array of a state, computed where it lies."""
-    flat = jax.tree_util.tree_leaves_with_path(state._asdict())
-    sums = jax.device_get(_sums([leaf for _, leaf in flat]))
-    return {jax.tree_util.keystr(path): int(s) for (path, _), s in zip(flat, sums, strict=True)}
+def _mat(metrics: dict[str, float | None]) -> float:
+    """What the best checkpoint is chosen by; one that was not evaluated never is."""
+    return -math.inf if metrics["mat"] is None else metrics["mat"]
 
 
 class Checkpoints:
@@ -50,9 +34,10 @@ class Checkpoints:
     """
 
     def __init__(self, run: str | Path, keep: int) -> None:
-        best = keeping.BestN(get_metric_fn=lambda m: m["mat"], n=1, keep_checkpoints_without_metrics=False)
+        best = keeping.BestN(get_metric_fn=_mat, n=1, keep_checkpoints_without_metrics=False)
         policy = keeping.AnyPreservationPolicy([keeping.LatestN(keep), best])
-        options = ocp.CheckpointManagerOptions(preservation_policy=policy, create=True)
+        # Without a best_fn metrics would not be written, and a resumed run would forget which was the best.
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, best_fn=_mat, create=True)
         folder = place(run) / "checkpoints"
         self._manager = ocp.CheckpointManager(folder, options=options)
 
@@ -75,9 +60,9 @@ class Checkpoints:
             state=ocp.args.StandardSave(state._asdict()),
             position=ocp.args.JsonSave(position),
             contract=ocp.args.JsonSave(contract),
-            checksums=ocp.args.JsonSave(checksums(state)),
+            checksums=ocp.args.JsonSave(checksums(state._asdict())),
         )
-        self._manager.save(step, args=parts, metrics=None if mat is None else {"mat": mat})
+        self._manager.save(step, args=parts, metrics={"mat": mat})
 
     def restore(
         self, like: TrainState, contract: dict[str, Any], accept: Sequence[str] = ()
@@ -85,13 +70,14 @@ class Checkpoints:
         """The newest undamaged state, laid out as `like`, and its position; None when there is none at all.
 
         A checkpoint that cannot be read, or whose values are not those that were saved, is named and
-        removed, and the one before it is taken.
+        set aside as N.damaged, and the one before it is taken. Several processes agree on it.
 
         Args:
             accept: fields of the contract that may differ; later checkpoints hold the new one.
         Raises:
             UserError: the run was made under another contract, the fields that differ are named; `accept`
-                names a field that there is not, or the drafter's shape; or every checkpoint is damaged.
+                names a field that there is not, or the drafter's shape; the arrays are of other shapes; or
+                every checkpoint is damaged. Nothing is moved then.
         """
         if fixed := sorted(set(accept) & SHAPE):
             raise UserError(
@@ -102,18 +88,11 @@ class Checkpoints:
             raise UserError(f"accept {odd}: the contract has {sorted(contract)}")
         damaged: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                found = self._read(step, like, contract, accept)
-            except UserError:
-                raise
-            except Exception as error:
-                damaged[step] = (str(error).splitlines() or [type(error).__name__])[0]
+            found, why = self._undamaged(step, like, contract, accept)
+            if found is None:
+                damaged[step] = why
                 continue
-            for bad, why in damaged.items():
-                print(
-                    f"checkpoint {self._manager.directory / str(bad)} is damaged, going on from {step}: {why}"
-                )
-                self._manager.delete(bad)
+            self._set_aside(damaged, step)
             return found
         if damaged:
             what = "; ".join(f"{step}: {why}" for step, why in damaged.items())
@@ -122,9 +101,44 @@ class Checkpoints:
             )
         return None
 
+    def _undamaged(
+        self, step: int, like: TrainState, contract: dict[str, Any], accept: Sequence[str]
+    ) -> tuple[tuple[TrainState, dict[str, Any]] | None, str]:
+        """State and position of a step; or None, and why it is damaged."""
+        found, why = None, ""
+        try:
+            found = self._read(step, like, contract, accept)
+        except UserError:
+            raise
+        except Exception as error:  # whatever the storage below raises
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+        # The sums below are made by all processes together: what one could not read, none goes on with.
+        if not everywhere(found is not None):
+            return None, why or "another process could not read it"
+        state, position, sums = found
+        odd = [] if sums is None else differing(sums, state._asdict())
+        if odd:
+            return None, f"{', '.join(odd[:3])} differ from what was saved"
+        return (state, position), ""
+
+    def _set_aside(self, damaged: dict[int, str], step: int) -> None:
+        """Gives damaged checkpoints a name that is no step's; `step` is the one that is taken."""
+        if not damaged:
+            return
+        for bad, why in damaged.items() if first() else ():
+            folder = self._manager.directory / str(bad)
+            aside = folder.with_name(f"{bad}.damaged")
+            if aside.exists():
+                aside.rmtree()  # of the same step, passed over before
+            folder.rename(aside)
+            print(f"checkpoint {folder} is damaged, now {aside.name}; going on from {step}: {why}")
+        barrier("damaged")
+        self._manager.reload()
+
     def _read(
         self, step: int, like: TrainState, contract: dict[str, Any], accept: Sequence[str]
-    ) -> tuple[TrainState, dict[str, Any]]:
+    ) -> tuple[TrainState, dict[str, Any], dict[str, int] | None]:
+        """State, position and checksums of a step, as they are stored."""
         found = self._manager.restore(step, args=ocp.args.Composite(contract=ocp.args.JsonRestore()))
         saved = renamed(found["contract"])
         wrong = [k for k in sorted(saved | contract) if saved.get(k) != contract.get(k) and k not in accept]
@@ -135,19 +149,34 @@ class Checkpoints:
                 f"the run at {self._manager.directory} was made under another contract ({what}); "
                 f"{self._elsewhere() if SHAPE & set(wrong) else fix}"
             )
+        self._check_shapes(step, like)
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
         parts = {"state": ocp.args.StandardRestore(shapes), "position": ocp.args.JsonRestore()}
         # Runs of before there were checksums have none to compare with.
         if (self._manager.directory / str(step) / "checksums").exists():
             parts["checksums"] = ocp.args.JsonRestore()
         found = self._manager.restore(step, args=ocp.args.Composite(**parts))
-        state = TrainState(**found["state"])
-        if "checksums" in parts:
-            here = checksums(state)
-            odd = [name for name, value in found["checksums"].items() if here.get(name) != value]
-            if odd:
-                raise ValueError(f"{', '.join(odd[:3])} differ from what was saved")
-        return state, found["position"]
+        return (
+            TrainState(**found["state"]),
+            found["position"],
+            found["checksums"] if "checksums" in parts else None,
+        )
+
+    def _check_shapes(self, step: int, like: TrainState) -> None:
+        """Refuses another model's state, which is not damaged."""
+        folder = self._manager.directory / str(step)
+        stored = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree["params"]
+        there, here = (
+            {path: tuple(leaf.shape) for path, leaf in names.flatten(tree).items()}
+            for tree in (stored, like.params)
+        )
+        odd = {
+            f"{path} ({there.get(path)} there, {here.get(path)} here)"
+            for path in there.keys() | here.keys()
+            if there.get(path) != here.get(path)
+        }
+        if odd:
+            raise UserError(f"{folder} is of another model: {listing(odd, 3)}; name another run folder")
 
     def _elsewhere(self) -> str:
         run = self._manager.directory.parent

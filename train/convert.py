@@ -4,9 +4,11 @@
     OUT/folder/       every other file of the Hugging Face folder
     OUT/target.json   written last: name, fingerprint, a checksum a tensor, which file held which tensor
 
-Paths are etils paths: a bucket (gs://...) where etils can reach it, or a local folder.
+Paths are etils paths: a bucket (gs://...) where etils can reach it, or a local folder. Back to a Hugging Face
+folder it is a local one.
 """
 
+import dataclasses
 import json
 import tempfile
 import zlib
@@ -22,11 +24,12 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from dscout_jax.errors import UserError
-from dscout_jax.interop import LoadedTarget, load_target, names, onto
+from dscout_jax.interop import LoadedTarget, gguf, load_target, names, onto
 from dscout_jax.interop.folders import whole_folder
-from dscout_jax.interop.huggingface import CONVERTED, as_stored, read_words, target_folder
+from dscout_jax.interop.huggingface import CONVERTED, as_stored, name_of, read_words, target_folder
 from dscout_jax.interop.safetensors import TensorFolder, listing
 from dscout_jax.sharding import shardings
+from train.paths import local_path, place
 
 _FORMAT = 1
 # Tensors that loading drops because they say nothing of their own; kept beside the other files.
@@ -43,20 +46,22 @@ def convert(source: str | Path, out: str | Path, cache_dir: str | Path | None = 
     Returns:
         `out`.
     Raises:
-        UserError: `out` exists, `source` is neither, or it is damaged.
+        UserError: `out` exists, `source` is neither, or it is damaged; or a Hugging Face folder was to be
+            written to a bucket.
     """
-    if epath.Path(out).exists():
+    if place(out).exists():
         raise UserError(f"{out} exists; name a new folder")
     if is_converted(source):
-        _to_hugging_face(epath.Path(source), out)
+        _to_hugging_face(place(source), local_path(out, "a Hugging Face folder is written"))
     else:
-        _to_orbax(source, epath.Path(out), cache_dir)
+        _to_orbax(source, place(out), cache_dir)
     return str(out)
 
 
 def is_converted(source: str | Path) -> bool:
     """Whether `convert` wrote this as an Orbax checkpoint, and finished."""
-    return (epath.Path(source) / CONVERTED).is_file()
+    # The embedded target's name is no path, whatever lies there.
+    return source != gguf.NAME and (place(source) / CONVERTED).is_file()
 
 
 def open_target(
@@ -68,31 +73,46 @@ def open_target(
     """A target from wherever it lies: all that `load_target` takes, or what `convert` wrote.
 
     Args:
-        mesh: puts the weights there by the table of `sharding`; each device reads its own slices. No host
-            then holds a whole tensor, and the checksums of a converted target are not held against them.
+        mesh: puts the weights there by the table of `sharding`; each device reads its own slices. On more
+            than one device no host then holds a whole tensor, and a converted target's checksums, which are
+            of whole ones, are not held against them.
 
     Raises:
         UserError: as `load_target`; a checkpoint that is damaged.
     """
     if not is_converted(source):
         return load_target(source, dtype, cache_dir, None if mesh is None else onto(mesh))
-    place = epath.Path(source)
-    about = _read_about(place)
-    with tempfile.TemporaryDirectory() as folder:
-        for file in (place / "folder").iterdir():
-            (Path(folder) / file.name).write_bytes(file.read_bytes())
-        config, tokenizer = read_words(folder)
+    words, folder = open_words(source), place(source)
     shapes = names.nest(
-        {path: jax.ShapeDtypeStruct(s, jnp.float32) for path, s in names.target_shapes(config).items()}
+        {path: jax.ShapeDtypeStruct(s, jnp.float32) for path, s in names.target_shapes(words.config).items()}
     )
-    if mesh is None:
-        params = _read_params(place, about, shapes)
+    where = None if mesh is None else shardings(shapes, mesh)
+    if mesh is None or mesh.size == 1:
+        params = _read_params(folder, _read_about(folder), shapes)
         params = jax.tree.map(lambda value: jnp.asarray(value.astype(dtype or value.dtype)), params)
+        params = params if where is None else jax.device_put(params, where)
     else:
-        where = shardings(shapes, mesh)
         how = jax.tree.map(lambda to: ocp.ArrayRestoreArgs(sharding=to, dtype=dtype), where)
-        params = _restore(place, shapes, how)
-    return LoadedTarget(config, params, tokenizer, about["name"], about["fingerprint"])
+        params = _restore(folder, shapes, how)
+    return dataclasses.replace(words, params=params)
+
+
+def open_words(source: str | Path, cache_dir: str | Path | None = None) -> LoadedTarget:
+    """A target without its weights, wherever it lies: no params, and of a Hugging Face folder no fingerprint.
+
+    Raises:
+        UserError: as `load_target`, as far as it looks.
+    """
+    if not is_converted(source):
+        folder = target_folder(source, cache_dir)
+        config, tokenizer = read_words(folder)
+        return LoadedTarget(config, {}, tokenizer, name_of(source, folder), "")
+    about = _read_about(place(source))
+    with tempfile.TemporaryDirectory() as copy:
+        for file in (place(source) / "folder").iterdir():
+            (Path(copy) / file.name).write_bytes(file.read_bytes())
+        config, tokenizer = read_words(copy)
+    return LoadedTarget(config, {}, tokenizer, about["name"], about["fingerprint"])
 
 
 def _to_orbax(source: str | Path, out: epath.Path, cache_dir: str | Path | None) -> None:
@@ -131,7 +151,7 @@ def _to_orbax(source: str | Path, out: epath.Path, cache_dir: str | Path | None)
         raise
 
 
-def _to_hugging_face(source: epath.Path, out: str | Path) -> None:
+def _to_hugging_face(source: epath.Path, out: Path) -> None:
     about = _read_about(source)
     wanted = names.nest(dict.fromkeys(about["crc32"], jax.ShapeDtypeStruct((), jnp.float32)))
     flat = names.flatten(_read_params(source, about, wanted))
@@ -146,7 +166,7 @@ def _to_hugging_face(source: epath.Path, out: str | Path) -> None:
                 extras = TensorFolder(temporary)
                 stored |= {name: np.array(extras.view(name)) for name in extras.shapes}
         for file, metadata in about["metadata"].items():
-            held = {name: stored[name] for name, place in about["files"].items() if place == file}
+            held = {name: stored[name] for name, where in about["files"].items() if where == file}
             save_file(held, part / file, metadata=metadata or None)
             (part / file).chmod(0o644)
 

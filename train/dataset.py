@@ -14,8 +14,8 @@ import grain
 import numpy as np
 
 from dscout_jax.errors import UserError
-from dscout_jax.interop.jsonl import parse_jsonl
-from train.paths import is_remote, place
+from dscout_jax.interop.jsonl import parse_jsonl, parse_line
+from train.paths import is_remote, local_path, place
 
 PACKED = ".array_record"
 Data = str | Path | tuple[tuple[str, float], ...]
@@ -139,14 +139,16 @@ def _packed(path: str | Path) -> Source:
 def pack(answers: Sequence[str | Path], out: str | Path) -> Path:
     """Writes JSONL files of answered rows, one after another, as one file for random access, with its index.
 
-    Records are the rows' own lines, so that the file trains as the lines would.
+    Records are the rows' own lines, so that the file trains as the lines would. One line is in memory at a
+    time, and of each row its name and lengths.
 
     Raises:
-        UserError: a name without its ending, a file that exists or is missing, a row without its tokens.
+        UserError: a name without its ending or in a bucket, a file that exists or is missing, a row without
+            its tokens.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    out = Path(out)
+    out = local_path(out, "rows are packed")
     if not str(out).endswith(PACKED):
         raise UserError(f"{out}: the name of a packed file ends with {PACKED}")
     if out.exists() or _index(out).exists():
@@ -159,14 +161,13 @@ def pack(answers: Sequence[str | Path], out: str | Path) -> Path:
             file = place(path)
             if not file.is_file():
                 raise UserError(f"{path} is no file")
-            data = file.read_bytes()
-            digest.update(data)
-            lines = [line for line in data.decode("utf-8").split("\n") if line.strip()]
-            for number, (line, row) in enumerate(
-                zip(lines, parse_jsonl("\n".join(lines), str(path)), strict=True), 1
-            ):
-                index.append(_row(row, f"{path}:{number}"))
-                writer.write(line.encode("utf-8"))
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    digest.update(line)
+                    if line.strip():
+                        where = f"{path}:{number}"
+                        index.append(_row(parse_line(line.decode("utf-8"), where), where))
+                        writer.write(line.removesuffix(b"\n"))
         writer.close()
         part.rename(out)
     finally:

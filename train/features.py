@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 import tensorstore as ts
-from etils import epath
 from jax.sharding import NamedSharding
 
 from dscout_jax.errors import UserError
 from train.dataset import Batch
 from train.hosts import put_rows
+from train.paths import is_remote, place, write_whole
 from train.step import Features
 
 MANIFEST = "features.json"
@@ -55,9 +55,9 @@ class FeatureStore:
             found = self._compute(self._params, put_rows(batch.tokens, self._sharding, count))
             if self._keep:
                 host = jax.tree.map(np.asarray, found)
-                for place, i in enumerate(ids):
-                    end = answer_end(Batch(*(part[place] for part in batch)))
-                    self._rows[i] = jax.tree.map(lambda a, p=place, e=end: a[p, :e].copy(), host)
+                for at, i in enumerate(ids):
+                    end = answer_end(Batch(*(part[at] for part in batch)))
+                    self._rows[i] = jax.tree.map(lambda a, p=at, e=end: a[p, :e].copy(), host)
             return found
         S = batch.tokens.shape[1]
         rows = [jax.tree.map(lambda a: np.pad(a, ((0, S - len(a)), (0, 0))), self._rows[i]) for i in ids]
@@ -76,7 +76,7 @@ class FeatureFiles:
     """
 
     def __init__(self, folder: str | Path, contract: dict[str, Any], create: bool) -> None:
-        self._folder = epath.Path(folder).expanduser()
+        self._folder = place(folder)
         manifest = self._folder / MANIFEST
         contract = json.loads(json.dumps(contract))
         if manifest.is_file():
@@ -89,16 +89,14 @@ class FeatureFiles:
             raise UserError(f"{folder} has no {MANIFEST}; write it with `dscout features`")
         else:
             self._folder.mkdir(parents=True, exist_ok=True)
-            manifest.write_text(json.dumps(contract, indent=1) + "\n")
+            write_whole(manifest, json.dumps(contract, indent=1) + "\n")
         R, S, kind = contract["rows"], contract["seq_len"], contract["dtype"]
         widths = {"hidden": contract["hidden"], "taps": contract["width"]}
         self._arrays = {name: self._open(name, R, S, w, kind) for name, w in widths.items() if w is not None}
 
     def _store(self, name: str) -> dict[str, Any] | str:
-        place = self._folder / name
-        if "://" in str(place):
-            return f"{place}/"
-        return {"driver": "file", "path": f"{Path(place).absolute()}/"}
+        at = self._folder / name
+        return f"{at}/" if is_remote(at) else {"driver": "file", "path": f"{at}/"}
 
     def _open(self, name: str, rows: int, length: int, width: int, dtype: str) -> ts.TensorStore:
         part = min(_PART, length)
@@ -127,9 +125,7 @@ class FeatureFiles:
     def write(self, places: Sequence[int], rows: Sequence[Features]) -> None:
         """Stores rows; each appears whole or not at all."""
         for name, array in self._arrays.items():
-            pending = [
-                array[place].write(getattr(row, name)) for place, row in zip(places, rows, strict=True)
-            ]
+            pending = [array[at].write(getattr(row, name)) for at, row in zip(places, rows, strict=True)]
             for one in pending:
                 one.result()
 
@@ -143,11 +139,11 @@ class FeatureFiles:
         found: dict[str, np.ndarray | None] = {"taps": None, "hidden": None}
         for name, reads in pending.items():
             values = []
-            for place, one in zip(places, reads, strict=True):
+            for at, one in zip(places, reads, strict=True):
                 try:
                     values.append(one.result())
                 except ValueError as error:
-                    shard = f"{self._folder}/{name}/c/{place}"
+                    shard = f"{self._folder}/{name}/c/{at}"
                     raise UserError(
                         f"{shard} is damaged ({str(error).splitlines()[0][:160]}); delete it and run "
                         "`dscout features` again"

@@ -1,6 +1,5 @@
 """A run over one process or many: joining, the mesh, rows onto devices and back, stopping together."""
 
-import contextlib
 import signal
 import threading
 from typing import Any
@@ -24,13 +23,19 @@ def join(coordinator: str | None = None, processes: int | None = None, process_i
     does, this process runs alone.
 
     Raises:
-        UserError: some but not all of the three were given.
+        UserError: some but not all of the three were given, or the cluster says less than is needed.
     """
     given = (coordinator, processes, process_id)
     if all(x is None for x in given):
-        # ValueError: no cluster that jax knows.
-        with contextlib.suppress(ValueError):
+        try:
             jax.distributed.initialize()
+        except ValueError as error:
+            # What it says where nothing names the other processes; anything else is half an answer.
+            if "coordinator_address should be defined" not in str(error):
+                raise UserError(
+                    f"this cluster does not say who its processes are ({error}); give --coordinator, "
+                    "--processes and --process-id"
+                ) from None
     elif any(x is None for x in given):
         raise UserError(f"coordinator, processes and process_id go together; got {given}")
     else:
@@ -51,6 +56,13 @@ def barrier(name: str) -> None:
     """Waits until every process is here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+def everywhere(ok: bool) -> bool:
+    """Whether it holds on every process; all of them ask."""
+    if jax.process_count() == 1:
+        return ok
+    return bool(multihost_utils.process_allgather(np.int32(ok)).all())
 
 
 def state_bytes(target: TargetConfig, drafter: DrafterConfig, itemsize: int) -> int:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import resource
 import sys
 import time
@@ -15,7 +16,7 @@ from etils import epath
 
 from dscout_jax.errors import UserError
 from train.hosts import barrier, first
-from train.paths import is_remote
+from train.paths import is_remote, write_whole
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
@@ -90,6 +91,15 @@ def scalars(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
             yield prefix + name, float(value)
 
 
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that are none, which JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Log:
     """metrics.jsonl of a run at step `at`; lines of later steps are forgotten, since they come again.
 
@@ -106,7 +116,7 @@ class Log:
         self._path, self._file = path, None
         self._writers: list[Writer] = []
         if first():
-            path.write_text("".join(line + "\n" for line in self._lines), encoding="utf-8")
+            write_whole(path, "".join(line + "\n" for line in self._lines))
             if not is_remote(path):
                 self._file = path.open("a", encoding="utf-8")
             self._writers = [_WRITERS[name](run, at) for name in loggers]
@@ -122,7 +132,7 @@ class Log:
     def write(self, record: dict[str, Any]) -> None:
         """Appends one line, at once where that is possible."""
         self._note(record)
-        line = json.dumps(record)
+        line = json.dumps(_finite(record), allow_nan=False)
         if self._file is not None:
             self._file.write(line + "\n")
             self._file.flush()
@@ -134,7 +144,7 @@ class Log:
     def flush(self) -> None:
         """Brings a bucket's file up to date; elsewhere it is."""
         if first() and self._file is None:
-            self._path.write_text("".join(line + "\n" for line in self._lines), encoding="utf-8")
+            write_whole(self._path, "".join(line + "\n" for line in self._lines))
 
     def __enter__(self) -> "Log":
         return self

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -73,14 +74,17 @@ def train(
     minutes: float | None = None,
     kept: dict[int, Features] | None = None,
     accept: Sequence[str] = (),
+    cache_dir: str | Path | None = None,
 ) -> epath.Path:
     """Trains a drafter and saves it in DFlash format under `run/drafter`; resumes what it finds.
 
     Args:
-        target: already loaded; None loads `settings.target`.
+        target: already loaded; None loads `settings.target`, and lets go of what is not needed: where layers
+            are scanned, only then are they on the mesh once.
         minutes: bound on the time spent training, over all calls; the learning rate comes down with it.
         kept: features by row, read and added to, of runs on the same data that tap the same layers.
         accept: parts of the contract in which a run that is there may differ.
+        cache_dir: where the embedded target lies, for `target` None.
     Returns:
         The drafter's folder.
     Raises:
@@ -90,7 +94,7 @@ def train(
     refuse_imported(run)
     for name in settings.loggers:
         need(name)
-    ready = prepare(settings, target)
+    ready = prepare(settings, target, cache_dir)
     rows, target, config, drafter, mesh, split = ready[:6]
     contract = run_contract(settings, target.fingerprint, rows.digest)
     several = jax.process_count() > 1
@@ -105,7 +109,8 @@ def train(
     state = spread_state(settings, config, ready.weights, optimizer, mesh)
     frozen = _frozen(ready.weights, settings, rows.train, target.config.vocab_size)
     frozen = put(frozen, named(frozen_specs(frozen, mesh), mesh))
-    ready = ready._replace(weights={})  # where layers are scanned, nobody needs them by name any more
+    # Only what computes features still needs the target, and where layers are scanned not by name.
+    ready = ready._replace(weights={}, params={})
     own = own_rows(split, settings.batch)
     data = batches(rows.train, settings.batch, settings.seed, own, rows.shares)
     checkpoints = Checkpoints(run, settings.keep)
@@ -178,12 +183,15 @@ def train(
                 bar.set_postfix(step=at, loss=f"{float(last['loss']):.3f}", refresh=False)
             last = metrics
             bar.update(progress() - bar.n)
-            if rows.heldout and at % settings.eval_every == 0:
+            evaluated = bool(rows.heldout) and at % settings.eval_every == 0
+            if evaluated:
                 scores = score(state)
                 speed.pause()
                 log.write({"step": at, "eval": scores})
                 bar.write(f"step {at}: held-out MAT {scores['mat'][str(settings.block_size)]:.3f}")
-            if at % (settings.save_every // 2) == 0:
+            # What was evaluated is kept, or the best could not be; the last is evaluated and saved below.
+            over = at == settings.steps or progress() >= 1.0
+            if evaluated or (at % (settings.save_every // 2) == 0 and not over):
                 # A checkpoint's own line goes first: no later run could write it.
                 log.write(record(at, last, speed))
                 last = None
@@ -191,13 +199,14 @@ def train(
         if last is not None:
             log.write(record(at, last, speed))
         profile.stop()
+        # Before the last save, which keeps the MAT beside the weights; whoever asks to stop does not wait.
+        if rows.heldout and not stopping and at not in log.scores:
+            log.write({"step": at, "eval": score(state)})
         save()
         checkpoints.close()
         bar.close()
         if stopping:
             raise SystemExit(0)
-        if rows.heldout and at not in log.scores:
-            log.write({"step": at, "eval": score(state)})
     learnt = fetch(state.params)
     if first():
         ended = {"steps": at, "skipped_steps": int(state.skipped), "heldout": log.scores.get(at)}

@@ -31,6 +31,27 @@ def place(path: str | Path | epath.Path) -> epath.Path:
     return found
 
 
+def local_path(path: str | Path | epath.Path, what: str) -> Path:
+    """An absolute path on a local disk.
+
+    Args:
+        what: can happen there alone, for the error: "answers are written".
+    Raises:
+        UserError: a bucket.
+    """
+    if is_remote(path):
+        raise UserError(f"{path}: {what} on a local disk only; name a folder there and copy between the two")
+    return Path(path).expanduser().absolute()
+
+
+def write_whole(path: epath.Path, text: str) -> None:
+    """Writes a file that is there whole or as it was: a bucket's objects are so by themselves."""
+    part = path if is_remote(path) else path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    if part != path:
+        part.replace(path)
+
+
 @contextlib.contextmanager
 def local_folder(path: epath.Path) -> Iterator[Path]:
     """Yields the path itself, or a temporary folder whose files are put into the bucket at the end."""

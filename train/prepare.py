@@ -1,6 +1,7 @@
 """What a run works with: rows, the drafter's shape, the mesh, and the target laid out on it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from dscout_jax.config import DrafterConfig
 from dscout_jax.interop import LoadedTarget, check_pair, default_mask_id
 from dscout_jax.models import Drafter, StackedTarget, Target, stack_layers
 from dscout_jax.sharding import BATCH, shardings
-from train.convert import open_target
+from train.convert import open_target, open_words
 from train.dataset import Rows, load_rows
 from train.hosts import mesh_for, put
 from train.settings import TrainSettings
@@ -21,8 +22,9 @@ from train.step import Features, make_features, used_layers
 class Prepared(NamedTuple):
     """Of a run, before its first step.
 
-    split: how rows lie. weights: the target's, whole and by name, on the mesh. compute: (params, tokens) ->
-    Features, with the params it takes: stacked where layers are scanned.
+    target: without its parameters, which would be a second copy of stacked ones. split: how rows lie.
+    weights: the target's, whole and by name, on the mesh; to be dropped once drafter and head are made of
+    them. compute: (params, tokens) -> Features, with the params it takes: stacked where layers are scanned.
     """
 
     rows: Rows
@@ -63,17 +65,24 @@ def run_contract(settings: TrainSettings, fingerprint: str, digest: str) -> dict
     return settings.contract() | {"fingerprint": fingerprint, "data": digest}
 
 
-def prepare(settings: TrainSettings, target: LoadedTarget | None = None) -> Prepared:
+def prepare(
+    settings: TrainSettings, target: LoadedTarget | None = None, cache_dir: str | Path | None = None
+) -> Prepared:
     """Reads data and target, and puts the target onto the mesh.
 
+    Args:
+        target: already loaded; whoever passes it holds it. None reads `settings.target` straight onto a mesh
+            that was chosen from its shapes: then no device ever has more of it than its share.
+        cache_dir: where the embedded target lies; default $DSCOUT_CACHE, else ~/.cache/dscout.
     Raises:
         UserError: data, shapes or a mesh that do not fit.
     """
     rows = load_rows(settings.data, settings.seq_len, settings.heldout)
     dtype = jnp.dtype(settings.dtype)
-    target = target or open_target(settings.target, dtype, mesh=settings.named_mesh())
-    config = drafter_config(settings, target)
-    mesh = mesh_for(settings, target.config, config)
+    words = target or open_words(settings.target, cache_dir)
+    config = drafter_config(settings, words)
+    mesh = mesh_for(settings, words.config, config)
+    target = target or open_target(settings.target, dtype, cache_dir, mesh)
     sees_target = settings.objective.sees_target
     drafter = Drafter(config, dtype, settings.remat, settings.scan_layers)
     weights = params = put(target.params, shardings(target.params, mesh))
@@ -81,11 +90,16 @@ def prepare(settings: TrainSettings, target: LoadedTarget | None = None) -> Prep
     if settings.scan_layers:
         used = used_layers(target.config, config, sees_target)
         module = StackedTarget(target.config, used, dtype)
-        params = jax.jit(lambda p: stack_layers(p, used))(params)
-        params = jax.device_put(params, shardings(params, mesh))
+        stack = lambda p: stack_layers(p, used)  # noqa: E731
+        places = shardings(jax.eval_shape(stack, params), mesh)
+        # Made where they stay: left to itself the program could put all layers on every device.
+        params = jax.jit(stack, out_shardings=places)(params)
+        # The table and the norm stay the arrays they were, which the step reads too.
+        params |= {name: weights[name] for name in params.keys() & weights.keys()}
     compute = make_features(module, drafter, sees_target, mesh)
     split = NamedSharding(mesh, BATCH)
-    return Prepared(rows, target, config, drafter, mesh, split, weights, compute, params)
+    known = LoadedTarget(target.config, {}, target.tokenizer, target.name, target.fingerprint)
+    return Prepared(rows, known, config, drafter, mesh, split, weights, compute, params)
 
 
 def drafter_config(settings: TrainSettings, target: LoadedTarget) -> DrafterConfig:

@@ -5,7 +5,8 @@ from importlib import resources
 from pathlib import Path
 
 from dscout_jax.errors import UserError
-from dscout_jax.interop.jsonl import read_jsonl
+from dscout_jax.interop.jsonl import parse_jsonl
+from train.paths import place
 
 BUILTIN = {"quickstart": "prompts.jsonl", "heldout": "heldout.jsonl"}
 
@@ -23,7 +24,10 @@ def load_prompts(source: str | Path) -> list[tuple[str, list[str]]]:
     if str(source) in BUILTIN:
         source = builtin_path(str(source))
     prompts: dict[str, list[str]] = {}
-    for number, row in enumerate(read_jsonl(source), 1):
+    file = place(source)
+    if not file.is_file():
+        raise UserError(f"{source} is no file")
+    for number, row in enumerate(parse_jsonl(file.read_text(encoding="utf-8"), str(source)), 1):
         turns = row.get("turns")
         if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
             raise UserError(f'{source}: row {number} needs "turns": a list of one or more texts')

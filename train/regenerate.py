@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from dscout_jax.decode import Decoder, Sampling, seed_of
 from dscout_jax.errors import UserError
 from dscout_jax.interop import LoadedTarget
 from dscout_jax.models import Target
+from train.paths import local_path
 from train.prompts import load_prompts
 
 
@@ -29,6 +31,7 @@ def regenerate(
     limit: int | None = None,
     dtype: Any = None,
     shard: tuple[int, int] = (0, 1),
+    mesh: Mesh | None = None,
 ) -> Path:
     """Answers every turn of every prompt; rows append to `out` and finished ones are skipped.
 
@@ -41,8 +44,10 @@ def regenerate(
     Args:
         shard: (i, n): answers every n-th prompt from the i-th on, counted from 0, into a file of its own
             beside `out`, `NAME.i-of-n.jsonl`. So n hosts share the prompts; `dscout pack` joins the files.
+        mesh: of this process's own devices, over which target and rows are spread; None: one device.
     Raises:
-        UserError: `out` holds answers of another target or of other settings, or a prompt is too long.
+        UserError: `out` is in a bucket, or holds answers of another target or of other settings; or a prompt
+            is too long.
     """
     if temperature < 0:
         raise UserError(f"temperature {temperature} must be 0 (greedy) or more")
@@ -58,7 +63,7 @@ def regenerate(
     i, n = shard
     if not 0 <= i < n:
         raise UserError(f"shard {i}/{n}: shards of {n} count from 0 to {n - 1}")
-    out = Path(out)
+    out = local_path(out, "answers are written, as they come,")
     if n > 1:
         out = out.with_name(f"{out.stem}.{i}-of-{n}{out.suffix}")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +86,7 @@ def regenerate(
         # Many rows of one token each: XLA:CPU attends over fp32 entries twice as fast as over bf16 ones.
         cache_dtype=jnp.float32,
         capacity_bucket=128,
+        mesh=mesh,
     )
     total = sum(_row(name, turn) not in done for name, turns in asked for turn in range(len(turns)))
     with open(out, "a", encoding="utf-8") as file, tqdm(total=total, desc="answers", disable=None) as bar:

@@ -6,15 +6,12 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from jax.sharding import Mesh
-
 from dscout_jax.config import Fusion
 from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init
 from dscout_jax.models.drafter import Remat
 from dscout_jax.objective import Objective
 from dscout_jax.objective.prediction import ce
-from dscout_jax.sharding import make_mesh
 
 Logger = Literal["tensorboard", "wandb"]
 
@@ -43,14 +40,14 @@ class TrainSettings:
         most frequent ids are drafted: rare ones cost every round more than they give; None: all seen.
     heldout: last rows of the data, never trained on; evaluated every `eval_every` steps.
     save_every: steps that a sudden death costs at the most. A checkpoint is begun after each half of them and
-        is whole before the next is begun; `keep` are kept.
+        after each evaluation, and is whole before the next is begun; the newest `keep` are kept and the best.
     chunk: rows through the head at a time. attention_chunk: blocks of a row that attend at a time, at the
         most; None: all. remat: what the backward pass computes again instead of keeping it.
     anchor_chunk: blocks of a row that go through all draft layers at a time, at the most, so that memory does
         not grow with their number; None: all. For whole weights on each device.
     scan_layers: of target and drafter, one compiled and gathered at a time; for large ones on accelerators.
-    mesh: devices along (data, fsdp, tensor), the target being read straight into its places; None: as few
-        shares of the weights as the memory asks for, of a target that one device can hold.
+    mesh: devices along (data, fsdp, tensor); None: as few shares of the weights as the memory asks for. The
+        target is read straight into its places.
     loggers: "tensorboard", "wandb": beside metrics.jsonl. profile: first and last step of a trace.
     """
 
@@ -142,14 +139,6 @@ class TrainSettings:
     def anchors(self) -> int:
         """Blocks a row."""
         return self.num_anchors or self.objective.horizon.most(self.query_budget)
-
-    def named_mesh(self) -> Mesh | None:
-        """The mesh that the settings name; None where it is chosen once the target's shapes are known.
-
-        Raises:
-            UserError: it does not fit the devices.
-        """
-        return None if self.mesh is None else make_mesh(*self.mesh)
 
     def contract(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be resumed."""

@@ -1,6 +1,7 @@
 """`dscout features`: the target's features of all rows, once, for every training that asks the same of it."""
 
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,10 +17,16 @@ from train.settings import TrainSettings
 from train.step import Features
 
 
-def write_features(settings: TrainSettings, target: LoadedTarget | None = None, yes: bool = False) -> str:
+def write_features(
+    settings: TrainSettings,
+    target: LoadedTarget | None = None,
+    yes: bool = False,
+    cache_dir: str | Path | None = None,
+) -> str:
     """Writes what is missing of `settings.features`; a run that was killed goes on where it stopped.
 
     Args:
+        target, cache_dir: as in `prepare`.
         yes: does not ask whether the size that is printed may be written.
     Returns:
         The folder.
@@ -29,7 +36,8 @@ def write_features(settings: TrainSettings, target: LoadedTarget | None = None, 
     """
     if settings.features is None:
         raise UserError("the config names no folder for features; set features='FOLDER'")
-    ready = prepare(settings, target)
+    # Features need no weights by name: where layers are scanned, they would be a second copy.
+    ready = prepare(settings, target, cache_dir)._replace(weights={})
     rows: list[Batch] = sorted([*ready.rows.train, *ready.rows.heldout], key=lambda row: int(row.row_ids))
     contract = ready.features_contract(settings)
     size = jax.numpy.dtype(settings.dtype).itemsize * (contract["width"] + (contract["hidden"] or 0))

@@ -69,7 +69,7 @@ class Bench:
         from infer.benchmark import BenchmarkSettings, benchmark
         from infer.report import report
 
-        drafters = tuple(str(decodable(Path(drafter))) for drafter in self.drafters)
+        drafters = tuple(decodable(drafter) for drafter in self.drafters)
         options = dataclasses.asdict(self) | {"drafters": drafters}
         options["policy"] = policy_use(options)
         if options["policy"] and self.block_sizes:
@@ -84,7 +84,7 @@ class Bench:
 class BenchLatency:
     """Times prefill, plain step, and the parts of a round: draft, verify, the whole."""
 
-    drafter: Path
+    drafter: str
     target: str = "smollm2-135m"
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
     block_sizes: tuple[int, ...] = ()

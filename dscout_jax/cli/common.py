@@ -11,17 +11,21 @@ Dtype = Literal["float32", "bfloat16"]
 Word = tyro.conf.Positional
 
 
-def decodable(drafter: Path | None) -> Path | None:
-    """A run's newest checkpoint as a folder; anything else as it stands."""
+def decodable(drafter: str | None) -> str | None:
+    """A run's newest checkpoint as a folder; anything else as it stands.
+
+    Raises:
+        UserError: a bucket; or as `train.export.decodable`.
+    """
     if drafter is None:
         return None
-    folder = Path(str(drafter).removesuffix("+lookup"))
+    folder = drafter.removesuffix("+lookup")
     # The name is train.export's; a plain folder must not wait for Orbax to be imported.
-    if not (folder / "drafter.json").is_file():
+    if "://" not in folder and not (Path(folder).expanduser() / "drafter.json").is_file():
         return drafter
     from train import export
 
-    return Path(str(drafter).replace(str(folder), str(export.decodable(folder)), 1))
+    return f"{export.decodable(folder)}{drafter.removeprefix(folder)}"
 
 
 def policy_use(options: dict[str, Any]) -> Any:

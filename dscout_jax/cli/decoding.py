@@ -18,7 +18,7 @@ class Generate:
     """A new JSONL file for the answers to --prompts; default: standard output."""
     slots: int = 4
     """Prompts of --prompts decoded at a time."""
-    drafter: Path | None = None
+    drafter: str | None = None
     """A DFlash folder, a run (its newest checkpoint), "lookup" for prompt lookup, or DIR+lookup for both.
     Without one the target decodes alone."""
     target: str = "smollm2-135m"

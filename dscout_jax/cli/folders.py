@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 from dscout_jax.cli.common import Dtype, Word, dtype_of
 
@@ -10,27 +11,29 @@ from dscout_jax.cli.common import Dtype, Word, dtype_of
 class Export:
     """Writes a run's checkpoint as a DFlash folder, which serving engines load."""
 
-    run: Word[Path]
-    """Folder of a training run, or of `dscout import`."""
-    out: Word[Path]
-    """The new folder; an earlier export of that name is replaced."""
-    step: int | None = None
-    """Default: the newest checkpoint."""
-    dtype: Dtype = "bfloat16"
+    run: Word[str]
+    """Folder of a training run, or of `dscout import`; a bucket (gs://...) too."""
+    out: Word[str]
+    """The new folder, on a local disk; an earlier export of that name is replaced."""
+    step: int | Literal["best"] | None = None
+    """Of the checkpoint; "best": the one with the highest MAT on held-out rows. Default: the newest."""
+    dtype: Dtype | Literal["float16"] | None = None
+    """Default: bfloat16, and of an imported drafter what it came in."""
 
     def __call__(self) -> None:
         from train.export import export
 
-        print(f"drafter: {export(self.run, self.out, self.step, dtype_of(self.dtype))}")
+        dtype = None if self.dtype is None else dtype_of(self.dtype)
+        print(f"drafter: {export(self.run, self.out, self.step, dtype)}")
 
 
 @dataclasses.dataclass
 class Import:
     """Makes a run of a DFlash folder: an Orbax checkpoint to start a training from, or to decode with."""
 
-    drafter: Word[Path]
-    run: Word[Path]
-    """The new run folder."""
+    drafter: Word[str]
+    run: Word[str]
+    """The new run folder; both are on a local disk."""
 
     def __call__(self) -> None:
         from train.export import import_drafter
@@ -43,9 +46,10 @@ class Convert:
     """Writes a target as an Orbax checkpoint, or such a checkpoint back as its Hugging Face folder."""
 
     source: Word[str]
-    """A Hugging Face folder, the embedded smollm2-135m, or what `dscout convert` wrote."""
+    """A Hugging Face folder, the embedded smollm2-135m, or what `dscout convert` wrote; this one may lie in
+    a bucket (gs://...)."""
     out: Word[str]
-    """The new folder."""
+    """The new folder; of an Orbax checkpoint it may lie in a bucket too."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:

@@ -29,10 +29,10 @@ class Regenerate:
 
     prompts: Word[str]
     """JSONL of {"turns": [...]}, or "quickstart" for the prompts that the package ships."""
-    out: Word[Path]
-    """JSONL of answers; finished rows are kept and skipped."""
+    out: Word[str]
+    """JSONL of answers, on a local disk; finished rows are kept and skipped."""
     target: str = "smollm2-135m"
-    """A Hugging Face folder, or the embedded smollm2-135m."""
+    """A Hugging Face folder, what `dscout convert` made of one, or the embedded smollm2-135m."""
     max_new_tokens: int = 160
     batch: int = 32
     temperature: float = 0.0
@@ -45,10 +45,16 @@ class Regenerate:
     shard: tuple[int, int] | None = None
     """I N: answer every N-th prompt from the I-th on, into OUT's name with .I-of-N; default: where several
     processes run together, each takes its share."""
+    mesh: tuple[int, int, int] | None = None
+    """This process's devices along data, fsdp and tensor, such as 1 1 4 for a target that one of them does
+    not hold; default: one device."""
     dtype: Dtype = "float32"
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
+        import jax
+
+        from dscout_jax.sharding import make_mesh
         from train.convert import open_target
         from train.hosts import join, share
         from train.regenerate import regenerate
@@ -58,8 +64,9 @@ class Regenerate:
             join()
             options["shard"] = share()
         prompts, out, dtype = options.pop("prompts"), options.pop("out"), options.pop("dtype")
-        loaded = open_target(options.pop("target"), dtype_of(dtype), options.pop("cache_dir"))
-        print(f"answers: {regenerate(loaded, prompts, out, **options)}")
+        mesh = None if self.mesh is None else make_mesh(*self.mesh, devices=jax.local_devices())
+        loaded = open_target(options.pop("target"), dtype_of(dtype), options.pop("cache_dir"), mesh)
+        print(f"answers: {regenerate(loaded, prompts, out, **options | {'mesh': mesh})}")
 
 
 @dataclasses.dataclass
@@ -81,7 +88,6 @@ class Train:
     process_id: int | None = None
 
     def __call__(self) -> None:
-        from train.convert import open_target
         from train.hosts import join
         from train.loop import train
         from train.settings import load_settings
@@ -90,19 +96,19 @@ class Train:
         if self.profile is not None:
             settings = dataclasses.replace(settings, profile=self.profile)
         join(self.coordinator, self.processes, self.process_id)
-        dtype, mesh = dtype_of(settings.dtype), settings.named_mesh()
-        loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
-        print(f"drafter: {train(settings, loaded, self.minutes, accept=self.accept)}")
+        # It loads the target itself, since nothing else may keep the weights.
+        drafter = train(settings, minutes=self.minutes, accept=self.accept, cache_dir=self.cache_dir)
+        print(f"drafter: {drafter}")
 
 
 @dataclasses.dataclass
 class Pack:
     """Joins files of answers into one for random access, for data that host memory does not hold."""
 
-    answers: Word[tuple[Path, ...]]
-    """JSONL of `dscout regenerate`, such as what several hosts wrote."""
-    out: Path
-    """Ends with .array_record; a config names it as its data."""
+    answers: Word[tuple[str, ...]]
+    """JSONL of `dscout regenerate`, such as what several hosts wrote; in a bucket (gs://...) too."""
+    out: str
+    """Ends with .array_record, on a local disk; a config names it as its data."""
 
     def __call__(self) -> None:
         from train.dataset import pack
@@ -125,16 +131,13 @@ class FeaturesOf:
     process_id: int | None = None
 
     def __call__(self) -> None:
-        from train.convert import open_target
         from train.hosts import join
         from train.settings import load_settings
         from train.write_features import write_features
 
         settings = load_settings(self.config)
         join(self.coordinator, self.processes, self.process_id)
-        dtype, mesh = dtype_of(settings.dtype), settings.named_mesh()
-        loaded = open_target(settings.target, dtype, self.cache_dir, mesh)
-        print(f"features: {write_features(settings, loaded, self.yes)}")
+        print(f"features: {write_features(settings, yes=self.yes, cache_dir=self.cache_dir)}")
 
 
 @dataclasses.dataclass

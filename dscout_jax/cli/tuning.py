@@ -16,7 +16,7 @@ class Tune:
 
     prompts: Word[tuple[Path, ...]]
     """JSONL files of {"turns": [...]}, a workload each."""
-    drafter: Annotated[Path, tyro.conf.arg(name="drafter")]
+    drafter: Annotated[str, tyro.conf.arg(name="drafter")]
     target: str = "smollm2-135m"
     dtype: Dtype = "bfloat16"
     mixture: int = 0

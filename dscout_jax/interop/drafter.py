@@ -51,14 +51,14 @@ def save_drafter(
     Args:
         params: the drafter's tree; exactly the tensors of `config`, 11 L + 3 of them in DFlash's own form.
         provenance: what the drafter was made from, kept in dscout.json; "target" names the target.
-        dtype: bf16 or fp32 of the stored tensors.
+        dtype: bf16, fp16 or fp32 of the stored tensors; None leaves each in its own, one of these.
         special_ids: the tokenizer's, such as {"eos_token": 2}; written, and the mask id checked against them.
         draft_ids: the ids that it was trained to draft, kept in draft_ids.json; None: the whole vocabulary.
             Engines that do not know the file draft from the whole vocabulary.
 
     Raises:
-        UserError: tensors that do not fit, values that are not finite, a mask id that text uses, or a folder
-            that holds something else.
+        UserError: tensors that do not fit, values that are not finite or too large for `dtype`, a mask id
+            that text uses, or a folder that holds something else.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -79,10 +79,14 @@ def save_drafter(
         host = np.asarray(jax.device_get(value))
         if not np.isfinite(host.astype(np.float32)).all():
             raise UserError(f"{path} holds values that are not finite; export an earlier checkpoint")
-        tensors[names.to_hf(path, names.DRAFTER_PREFIX)] = host.astype(dtype)
+        with np.errstate(over="ignore"):  # told below, by name
+            stored = host.astype(dtype or host.dtype)
+        if not np.isfinite(stored.astype(np.float32)).all():
+            raise UserError(f"{path} holds values that {stored.dtype.name} does not; export another dtype")
+        tensors[names.to_hf(path, names.DRAFTER_PREFIX)] = stored
     with whole_folder(folder) as part:
-        kind = jnp.dtype(dtype).name
-        # Older readers know torch_dtype only.
+        # Of unlike tensors the matrices' dtype counts; older readers know torch_dtype only.
+        kind = tensors["layers.0.mlp.up_proj.weight"].dtype.name
         write_json(part / "config.json", config.to_hf() | special | {"dtype": kind, "torch_dtype": kind})
         write_tensors(part, tensors)
         if draft_ids is not None:

@@ -69,7 +69,7 @@ def load_target(
     tensors.check(shapes)
     digest = hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode())
     params = read_params(tensors, shapes, names.TARGET_PREFIX, dtype, place, digest)
-    return LoadedTarget(config, params, tokenizer, _name(source, folder), digest.hexdigest())
+    return LoadedTarget(config, params, tokenizer, name_of(source, folder), digest.hexdigest())
 
 
 def read_words(folder: str | Path) -> tuple[TargetConfig, Tokenizer]:
@@ -79,8 +79,12 @@ def read_words(folder: str | Path) -> tuple[TargetConfig, Tokenizer]:
         UserError: no readable tokenizer, or one that knows more ids than the embedding has rows.
     """
     folder = Path(folder)
-    config = TargetConfig.from_hf(read_json(folder / "config.json"))
+    raw = read_json(folder / "config.json")
+    config = TargetConfig.from_hf(raw)
     tokenizer = load_tokenizer(folder, _stop_ids(folder, config))
+    # Qwen3's tokenizer names none, and its config.json one that drafters carry too.
+    if isinstance(raw.get("bos_token_id"), int):
+        tokenizer.special_ids.setdefault("bos_token", raw["bos_token_id"])
     if tokenizer.size > config.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer knows {tokenizer.size} ids, the embedding has {config.vocab_size} "
@@ -185,7 +189,8 @@ def target_folder(source: str | Path, cache_dir: str | Path | None = None) -> Pa
     return folder
 
 
-def _name(source: str | Path, folder: Path) -> str:
+def name_of(source: str | Path, folder: Path) -> str:
+    """What a target is called: the embedded one's name, or its folder's."""
     return str(source) if source == gguf.NAME else folder.resolve().name
 
 
@@ -199,12 +204,20 @@ def _forget_known_extras(tensors: TensorFolder, config: TargetConfig) -> None:
         del tensors.shapes[name]
     head, table = names.to_hf("lm_head/weight"), names.to_hf("embed_tokens/weight")
     if config.tie_embeddings and head in tensors.shapes and table in tensors.shapes:
-        if tensors.view(head).tobytes() != tensors.view(table).tobytes():
+        if not _same_bits(tensors.view(head), tensors.view(table)):
             raise UserError(
                 f"{tensors.folder}: tie_word_embeddings is true but {head} differs from the embedding; "
                 "set it to false in config.json to use that head"
             )
         del tensors.shapes[head]
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray, block: int = 2**24) -> bool:
+    """Whether two mapped tensors are the same; so many bytes of each are looked at at a time."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    a, b = (x.reshape(-1).view(np.uint8) for x in (one, other))
+    return all(np.array_equal(a[i : i + block], b[i : i + block]) for i in range(0, a.size, block))
 
 
 def _stop_ids(folder: Path, config: TargetConfig) -> tuple[int, ...]:

@@ -20,15 +20,16 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 def parse_jsonl(text: str, name: str) -> list[dict[str, Any]]:
     """All rows of a text; `name` says in errors where it came from. Raises UserError as `read_jsonl`."""
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{name}:{number} is no JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{name}:{number} is no JSON object")
-        rows.append(row)
-    return rows
+    lines = enumerate(text.split("\n"), 1)
+    return [parse_line(line, f"{name}:{number}") for number, line in lines if line.strip()]
+
+
+def parse_line(line: str, where: str) -> dict[str, Any]:
+    """One row; `where` says in errors which. Raises UserError for a line that is no JSON object."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is no JSON object")
+    return row

@@ -60,7 +60,8 @@ class TensorFolder:
 
     Raises:
         UserError: no safetensors file, a missing or truncated shard, a tensor that the index promises and
-            no shard has, a dtype other than fp32, fp16 and bf16.
+            no shard has. A dtype other than fp32, fp16 and bf16 is refused by `check` and `view`: what a
+            tensor is called may tell more of why it is not wanted.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -96,12 +97,11 @@ class TensorFolder:
                 self._begins[name] = begin + entry["data_offsets"][0]
         if weight_map is not None and (missing := set(weight_map) - set(self.shapes)):
             raise UserError(f"{self.folder}: no shard holds {listing(missing)}, which {INDEX} names")
-        odd = {f"{name} ({kind})" for name, kind in self.dtypes.items() if kind not in DTYPES}
-        if odd:
-            raise UserError(f"{self.folder}: only {', '.join(DTYPES)} are read; found {listing(odd)}")
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuses tensors that are missing, unknown, or of another shape than `expected`, naming them."""
+        """Refuses tensors that are missing, unknown, of another shape than `expected` or of a dtype that is
+        not read, naming them.
+        """
         faults = []
         if missing := set(expected) - set(self.shapes):
             faults.append(f"missing tensors: {listing(missing)}")
@@ -114,11 +114,23 @@ class TensorFolder:
         }
         if wrong:
             faults.append(f"wrong shapes: {listing(wrong)}")
+        if odd := {
+            f"{name} ({self.dtypes[name]})" for name in self.shapes if self.dtypes[name] not in DTYPES
+        }:
+            faults.append(f"only {', '.join(DTYPES)} are read; found {listing(odd)}")
         if faults:
             raise UserError(f"{self.folder} does not fit its config.json: {'; '.join(faults)}")
 
     def view(self, name: str) -> np.ndarray:
-        """One tensor as it lies in the mapped file, read-only: only what is touched of it is read."""
+        """One tensor as it lies in the mapped file, read-only: only what is touched of it is read.
+
+        Raises:
+            UserError: a dtype that is not read.
+        """
+        if self.dtypes[name] not in DTYPES:
+            raise UserError(
+                f"{self.folder}: only {', '.join(DTYPES)} are read; found {name} ({self.dtypes[name]})"
+            )
         shape, dtype = self.shapes[name], np.dtype(DTYPES[self.dtypes[name]])
         # One map a tensor, dropped with it: pages of tensors already read do not stay.
         size = math.prod(shape) * dtype.itemsize

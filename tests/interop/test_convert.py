@@ -15,7 +15,7 @@ from dscout_jax.cli import main
 from dscout_jax.errors import UserError
 from dscout_jax.interop import gguf, load_target, names
 from dscout_jax.sharding import make_mesh, shardings
-from train.convert import convert, is_converted, open_target
+from train.convert import convert, is_converted, open_target, open_words
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -48,11 +48,15 @@ def test_what_loading_drops_comes_back_too(tmp_path):
 def test_a_converted_target_opens_as_the_folder_does(tmp_path):
     write_target(tmp_path / "source", target_config(num_kv_heads=4), ml_dtypes.bfloat16)
     convert(tmp_path / "source", tmp_path / "orbax")
-    mesh = make_mesh(2, 2, 2)
+    mesh, one = make_mesh(2, 2, 2), make_mesh(1, 1, 1, jax.devices()[:1])
     want = load_target(tmp_path / "source", jnp.float32)
+    for source in ("source", "orbax"):
+        words = open_words(tmp_path / source)
+        assert (words.config, words.name, words.params) == (want.config, want.name, {})
     for opened in (
         open_target(tmp_path / "source", jnp.float32),
         open_target(tmp_path / "orbax", jnp.float32),
+        open_target(tmp_path / "orbax", jnp.float32, mesh=one),
         open_target(tmp_path / "source", jnp.float32, mesh=mesh),
         open_target(tmp_path / "orbax", jnp.float32, mesh=mesh),
     ):
@@ -75,6 +79,8 @@ def test_damage_is_named_and_nothing_is_overwritten(tmp_path):
     (tmp_path / "orbax" / "target.json").write_text(json.dumps(about))
     with pytest.raises(UserError, match=r"damaged at norm/weight \(checksum"):
         convert(tmp_path / "orbax", tmp_path / "back")
+    with pytest.raises(UserError, match=r"damaged at norm/weight \(checksum"):
+        open_target(tmp_path / "orbax", mesh=make_mesh(1, 1, 1, jax.devices()[:1]))
     for file in (tmp_path / "orbax" / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:-30])
@@ -85,6 +91,17 @@ def test_damage_is_named_and_nothing_is_overwritten(tmp_path):
     with pytest.raises(UserError, match=r"config\.json does not exist"):
         convert(tmp_path / "orbax", tmp_path / "back")
     assert sorted(place.name for place in tmp_path.iterdir()) == ["orbax", "source"]
+
+
+def test_relative_paths_and_the_home_folder(tmp_path, monkeypatch):
+    write_target(tmp_path / "source", target_config())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    convert("source", "~/deep/orbax")
+    assert open_target("~/deep/orbax").name == open_words("source").name == "source"
+    monkeypatch.chdir(tmp_path / "home" / "deep")
+    convert("orbax", "../back")
+    assert _files(tmp_path / "home" / "back") == _files(tmp_path / "source")
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):

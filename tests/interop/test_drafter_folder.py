@@ -32,7 +32,7 @@ def _rewrite(folder, change):
     save_file(tensors, folder / SINGLE)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_round_trip_is_bit_equal(tmp_path, dtype):
     rope = RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
     config, flat = _export(tmp_path / "d", drafter_config(rope=rope), dtype)
@@ -112,6 +112,9 @@ def test_export_refuses_what_does_not_fit(tmp_path):
     bad = flat | {"norm/weight": np.full(16, np.nan)}
     with pytest.raises(UserError, match="norm/weight holds values that are not finite"):
         save_drafter(tmp_path / "d", config, names.nest(bad))
+    large = flat | {"norm/weight": np.full(16, 1e6, np.float32)}
+    with pytest.raises(UserError, match="norm/weight holds values that float16 does not"):
+        save_drafter(tmp_path / "d", config, names.nest(large), dtype=np.float16)
     for token in ("eos_token", "pad_token"):
         with pytest.raises(UserError, match=f"is also the {token}_id"):
             save_drafter(tmp_path / "d", config, names.nest(flat), special_ids={token: 261})
@@ -133,21 +136,21 @@ def test_published_spellings_load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, reason",
+    "name, kind, reason",
     [
-        ("layers.0.attention_conv.weight", "DFlash2"),
-        ("layers.0.mlp_conv.weight", "DFlash2"),
-        ("candidate_selector.weight", "candidate selector"),
-        ("d2t", "reduced draft vocabulary"),
-        ("t2d", "reduced draft vocabulary"),
-        ("embed_tokens.weight", "target's embedding"),
-        ("lm_head.weight", "target's output head"),
-        ("layers.0.self_attn.q_proj.bias", "unknown tensors"),
+        ("layers.0.attention_conv.weight", np.float32, "DFlash2"),
+        ("layers.0.mlp_conv.weight", np.float32, "DFlash2"),
+        ("candidate_selector.weight", np.float32, "candidate selector"),
+        ("d2t", np.int64, "reduced draft vocabulary"),
+        ("t2d", np.bool_, "reduced draft vocabulary"),
+        ("embed_tokens.weight", np.float32, "target's embedding"),
+        ("lm_head.weight", np.float32, "target's output head"),
+        ("layers.0.self_attn.q_proj.bias", np.int64, "unknown tensors"),
     ],
 )
-def test_foreign_tensors_are_refused_by_name(tmp_path, name, reason):
+def test_foreign_tensors_are_refused_by_name(tmp_path, name, kind, reason):
     _export(tmp_path / "d")
-    _rewrite(tmp_path / "d", lambda t: t.update({name: np.ones(4, np.float32)}))
+    _rewrite(tmp_path / "d", lambda t: t.update({name: np.ones(4, kind)}))
     with pytest.raises(UserError, match=reason) as caught:
         load_drafter(tmp_path / "d")
     assert name in str(caught.value)

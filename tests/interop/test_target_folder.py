@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.interop import default_mask_id, load_target, names, onto
+from dscout_jax.interop.huggingface import _same_bits
 from dscout_jax.interop.safetensors import INDEX, SINGLE, TensorFolder
 from dscout_jax.models import Target
 from dscout_jax.ops import rope_angles
@@ -129,11 +130,22 @@ def test_missing_shard_and_broken_index_are_named(tmp_path):
         load_target(tmp_path)
 
 
+def test_the_first_token_is_config_jsons_where_the_tokenizer_names_none(tmp_path):
+    write_target(tmp_path, target_config())
+    assert "bos_token" not in load_target(tmp_path).tokenizer.special_ids
+    edit_json(tmp_path / "config.json", bos_token_id=256)
+    assert load_target(tmp_path).tokenizer.special_ids["bos_token"] == 256
+    edit_json(tmp_path / "tokenizer_config.json", bos_token="<|im_start|>")
+    assert load_target(tmp_path).tokenizer.special_ids["bos_token"] == 257
+
+
 def test_integer_tensors_are_refused(tmp_path):
     stored = write_target(tmp_path, target_config())
     save_file(stored | {"model.norm.weight": np.ones(16, np.int8)}, tmp_path / SINGLE)
     with pytest.raises(UserError, match=r"model\.norm\.weight \(I8\)"):
-        TensorFolder(tmp_path)
+        load_target(tmp_path)
+    with pytest.raises(UserError, match=r"model\.norm\.weight \(I8\)"):
+        TensorFolder(tmp_path).view("model.norm.weight")
 
 
 def test_harmless_extras_of_old_exporters(tmp_path):
@@ -145,6 +157,14 @@ def test_harmless_extras_of_old_exporters(tmp_path):
     save_file(stored | {"lm_head.weight": head["lm_head.weight"] + 1}, tmp_path / SINGLE)
     with pytest.raises(UserError, match="tie_word_embeddings is true but"):
         load_target(tmp_path)
+
+
+def test_tensors_are_compared_a_few_bytes_at_a_time():
+    one = np.arange(50, dtype=np.float32).reshape(5, 10)
+    assert _same_bits(one, one.copy(), block=16)
+    for other in (one.T, one.astype(np.float16), np.where(one == 49, -one, one), one[:4]):
+        assert not _same_bits(one, np.ascontiguousarray(other), block=16)
+    assert not _same_bits(np.zeros(3), -np.zeros(3))
 
 
 LLAMA3 = {

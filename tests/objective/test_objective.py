@@ -383,6 +383,27 @@ def test_chain_adds_over_rows_and_has_its_gradient():
     np.testing.assert_allclose(sum(half.numerator for half in halves), ours(hidden), rtol=1e-5)
 
 
+@pytest.mark.parametrize("unmask", [inclusion.no_unmasking, inclusion.prefix_unmasking(rho=1.0)])
+def test_no_block_reaches_over_a_gap_in_the_answer(unmask):
+    """Several turns, or documents, in a row: what lies behind a gap is another text's."""
+    S, W = 40, 8
+    answer = np.zeros((1, S), bool)
+    answer[0, 4:12] = answer[0, 15:16] = answer[0, 20:37] = True
+    tokens = np.arange(S)[None] % 60
+    legal = set(np.flatnonzero(answer[0, :-1] & answer[0, 1:]))
+    blocks = blocks_of(tokens, answer, N=S - 1, unmask=unmask, horizon=inclusion.fixed(W))
+    anchors = np.asarray(blocks.anchors[0])[np.asarray(blocks.keep[0])]
+    assert set(anchors) == legal and len(anchors) == len(legal)
+    for n in np.flatnonzero(blocks.keep[0]):
+        a = int(blocks.anchors[0, n])
+        end = 12 if a < 12 else 37
+        learnt, shown = (np.flatnonzero(part[0, n]) for part in (blocks.mask, blocks.revealed))
+        assert all(a + k < end for k in [*learnt, *shown]) and len(learnt)
+        hidden = [k for k in range(1, min(W, end - a)) if k not in shown]
+        assert list(learnt) == hidden
+    assert not np.asarray(blocks.mask[0])[~np.asarray(blocks.keep[0])].any()
+
+
 def test_a_block_at_the_answers_end_keeps_a_slot_to_learn():
     answer = np.zeros((1, 30), bool)
     answer[0, 10:14] = True

@@ -9,7 +9,9 @@ import pytest
 from dscout_jax.errors import UserError
 from dscout_jax.objective import dflash
 from dscout_jax.objective.prediction import ce, kl, mixture, tv
-from train.checkpoint import Checkpoints, checksums
+from train import checkpoint
+from train.checkpoint import Checkpoints
+from train.checksums import checksums, differing
 from train.settings import TrainSettings
 from train.step import TrainState
 
@@ -21,8 +23,8 @@ def objective_of(objective):
     return TrainSettings(objective, "", "", num_anchors=4).contract()["objective"]
 
 
-def state(step, value=1.0):
-    params = {"fc": {"weight": jnp.full((64, 96), value) + jnp.arange(96.0)}}
+def state(step, value=1.0, width=96):
+    params = {"fc": {"weight": jnp.full((64, width), value) + jnp.arange(float(width))}}
     return TrainState(params, {"mu": jnp.zeros(3)}, jnp.int32(step), jnp.int32(0))
 
 
@@ -52,10 +54,33 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, cap
     np.testing.assert_array_equal(found.params["fc"]["weight"], state(1, 1).params["fc"]["weight"])
     said = capsys.readouterr().out
     assert "checkpoints/3 is damaged" in said and "checkpoints/2 is damaged" in said
-    assert sorted(p.name for p in whole.iterdir()) == ["1"]
+    # Set aside and no step's any more: the run can write them again, and once more damage them.
+    assert sorted(p.name for p in whole.iterdir()) == ["1", "2.damaged", "3.damaged"]
+    again = Checkpoints(tmp_path, 3)
+    again.save(state(2, 2), {"at": 2}, {"a": 1})
+    again.close()
+    flip(whole / "2" / "state")
+    assert Checkpoints(tmp_path, 3).restore(state(0), {"a": 1})[1] == {"at": 1}
+    assert sorted(p.name for p in whole.iterdir()) == ["1", "2.damaged", "3.damaged"]
     flip(whole / "1" / "state")
     with pytest.raises(UserError, match="every checkpoint"):
         Checkpoints(tmp_path, 3).restore(state(0), {"a": 1})
+    assert (whole / "1").is_dir()
+
+
+def test_what_another_process_cannot_read_none_goes_on_with(tmp_path, capsys, monkeypatch):
+    saved(tmp_path, {1: None, 2: None}).close()
+    answers = iter([False, True])
+    monkeypatch.setattr(checkpoint, "everywhere", lambda ok: ok and next(answers))
+    found, _ = Checkpoints(tmp_path, 2).restore(state(0), {"a": 1})
+    assert int(found.step) == 1 and "another process could not read it" in capsys.readouterr().out
+
+
+def test_another_models_state_is_refused_and_not_damaged(tmp_path):
+    saved(tmp_path, {1: None, 2: None}).close()
+    with pytest.raises(UserError, match=r"fc/weight \(\(64, 96\) there, \(64, 32\) here\)"):
+        Checkpoints(tmp_path, 2).restore(state(0, width=32), {"a": 1})
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
 
 
 def test_another_contract_is_refused_and_nothing_removed(tmp_path):
@@ -110,10 +135,15 @@ def test_a_run_from_before_predictions_had_names_goes_on(tmp_path):
 def test_the_best_stays_beside_the_newest(tmp_path):
     saved(tmp_path, {1: 1.5, 2: 2.5, 3: 2.0, 4: None, 5: None}).close()
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["2", "4", "5"]
+    # A run that goes on knows which it was.
+    saved(tmp_path, {6: 2.25, 7: None, 8: None}).close()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["2", "7", "8"]
+    saved(tmp_path / "none", {1: None, 2: None, 3: None}).close()
+    assert sorted(p.name for p in (tmp_path / "none" / "checkpoints").iterdir()) == ["2", "3"]
 
 
 def test_checksums_see_any_flipped_bit_and_any_exchange():
-    before = checksums(state(1))
+    before = checksums(state(1)._asdict())
     for change in (
         lambda w: w.at[5, 7].set(np.nextafter(np.float32(w[5, 7]), np.float32(100))),
         lambda w: w.at[0, 0].set(-w[0, 0]),
@@ -121,4 +151,8 @@ def test_checksums_see_any_flipped_bit_and_any_exchange():
         lambda w: w.at[3].set(w[3][::-1]),
     ):
         changed = state(1)._replace(params={"fc": {"weight": change(state(1).params["fc"]["weight"])}})
-        assert [k for k, v in checksums(changed).items() if v != before[k]] == ["['params']['fc']['weight']"]
+        assert differing(before, changed._asdict()) == ["['params']['fc']['weight']"]
+        assert differing(before, {"params": changed.params}) == ["['params']['fc']['weight']"]
+    for dtype in (jnp.bfloat16, jnp.float16):
+        half = {"w": jnp.arange(6, dtype=dtype).reshape(2, 3)}
+        assert differing(checksums(half), half) == [] != differing(checksums(half), {"w": half["w"][::-1]})

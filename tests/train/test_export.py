@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,14 @@ def _bits(params):
     }
 
 
+def flip(folder):
+    """Changes one bit in the middle of the largest data file, which Orbax loads as if nothing were."""
+    path = max((p for p in folder.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+
+
 def test_the_newest_checkpoint_is_the_drafter_that_training_saved(run, tmp_path):
     out = export(run, tmp_path / "out", dtype=jnp.float32)
     (config, params), (saved_config, saved) = load_drafter(out), load_drafter(run / "drafter")
@@ -103,18 +112,42 @@ def test_an_earlier_step_brings_its_own_figures(run, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.fixture
-def foreign(tmp_path):
-    """Another project's folder: bf16, no provenance, stop tokens as a list."""
+def test_the_best_step_is_that_of_the_evaluations(run, tmp_path):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    mats = {row["step"]: row["eval"]["mat"]["2"] for row in rows if "eval" in row}
+    assert sorted(mats) == [2, 4]
+    shutil.copytree(run, tmp_path / "copy")
+    for best in (2, 4):
+        for row in rows:
+            if "eval" in row:
+                row["eval"]["mat"]["2"] = 1.9 if row["step"] == best else 1.1
+        (tmp_path / "copy" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert read_run(tmp_path / "copy", "best").step == best
+    # The checkpoints hold the MAT too, by which the best of them stays when others go.
+    for step, mat in mats.items():
+        assert json.loads((run / "checkpoints" / str(step) / "metrics" / "metrics").read_text())["mat"] == mat
+    (tmp_path / "copy" / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="no checkpoint was evaluated; name a step of 2, 4"):
+        export(tmp_path / "copy", tmp_path / "out", step="best")
+
+
+def _foreign(folder, dtype, odd=None):
+    """Another project's folder: no provenance, stop tokens as a list; `odd`: the final norm's own dtype."""
     config = DrafterConfig.for_target(
         CONFIG, num_layers=1, block_size=2, mask_token_id=47, target_layer_ids=(0, 2)
     )
     rng = np.random.default_rng(1)
-    flat = {path: rng.normal(size=shape) for path, shape in names.drafter_shapes(config).items()}
+    flat = {p: rng.normal(size=shape).astype(dtype) for p, shape in names.drafter_shapes(config).items()}
+    flat["norm/weight"] = flat["norm/weight"].astype(odd or dtype)
     ids = {"eos_token": [1, 3], "bos_token": 2}
-    folder = save_drafter(tmp_path / "theirs", config, names.nest(flat), special_ids=ids)
+    save_drafter(folder, config, names.nest(flat), special_ids=ids, dtype=None)
     (folder / "dscout.json").unlink()
     return folder
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    return _foreign(tmp_path / "theirs", jnp.bfloat16)
 
 
 def test_import_and_export_give_the_folder_back(foreign, tmp_path):
@@ -129,6 +162,20 @@ def test_import_and_export_give_the_folder_back(foreign, tmp_path):
     # Ours keeps saying what it was made from, and which ids it drafts.
     again = import_drafter(export(imported, tmp_path / "ours"), tmp_path / "again")
     assert load_provenance(export(again, tmp_path / "out2")) == {"imported_from": "theirs"}
+
+
+@pytest.mark.parametrize(("dtype", "odd"), [("float16", None), ("bfloat16", "float32")])
+def test_what_is_stored_goes_in_and_out_as_it_is(tmp_path, dtype, odd):
+    theirs = _foreign(tmp_path / "theirs", jnp.dtype(dtype), odd)
+    out = export(import_drafter(theirs, tmp_path / "imported"), tmp_path / "out")
+    assert (out / SINGLE).read_bytes() == (theirs / SINGLE).read_bytes()
+    before, after = (json.loads((f / "config.json").read_text()) for f in (theirs, out))
+    assert before == after and after["torch_dtype"] == dtype
+    main(["export", str(tmp_path / "imported"), str(tmp_path / "half"), "--dtype", "float16"])
+    assert {kind for kind, _ in _bits(load_drafter(tmp_path / "half")[1]).values()} == {"float16"}
+    flip(tmp_path / "imported" / "checkpoints" / "0" / "state")
+    with pytest.raises(UserError, match=r"checkpoints/0 is damaged"):
+        export(tmp_path / "imported", tmp_path / "out")
 
 
 def test_a_refused_folder_leaves_no_run(foreign, tmp_path):
@@ -172,6 +219,11 @@ def test_a_run_decodes_by_its_newest_checkpoint(run, foreign):
     assert folder == run / "exported" / "4" and decodable(run) == folder
     assert _bits(load_drafter(folder)[1]) == _bits(load_drafter(run / "drafter")[1])
     assert decodable(foreign) == foreign
+    # A checkpoint of that step that is newer than the export, as of a run begun anew.
+    os.utime(folder / "dscout.json", (0, 0))
+    (folder / SINGLE).write_bytes(b"of before")
+    assert decodable(run) == folder
+    assert _bits(load_drafter(folder)[1]) == _bits(load_drafter(run / "drafter")[1])
 
 
 def test_what_is_damaged_or_no_run_is_named(run, tmp_path):
@@ -183,6 +235,15 @@ def test_what_is_damaged_or_no_run_is_named(run, tmp_path):
     with pytest.raises(UserError, match=r"checkpoints/4 is damaged .*try --step 2"):
         export(broken, tmp_path / "out")
     assert read_run(broken, step=2).step == 2
+    # What any other bit among the weights would look like.
+    sums = broken / "checkpoints" / "2" / "checksums" / "metadata"
+    before = sums.read_text()
+    saved = json.loads(before)
+    saved["['params']['fc']['weight']"] ^= 1
+    sums.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"'fc'.*differ from what was saved\); no earlier one is left"):
+        export(broken, tmp_path / "out", 2)
+    sums.write_text(before)
     # A half-written checkpoint has no number yet.
     (broken / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
     shutil.rmtree(broken / "checkpoints" / "4")

@@ -26,7 +26,7 @@ def made(tmp_path_factory):
     plain = tiny_settings(folder, "computed")
     # An objective that sees the target needs its hidden states too.
     objective = dataclasses.replace(plain.objective, prediction=soft_ce)
-    plain = dataclasses.replace(plain, objective=objective, mesh=None, steps=4, eval_every=4)
+    plain = dataclasses.replace(plain, objective=objective, mesh=None, steps=4, eval_every=3)
     target = tiny_target()
     train(plain, target)
     settings = dataclasses.replace(plain, run=str(folder / "stored"), features=str(folder / "features"))
@@ -62,7 +62,14 @@ def test_stored_features_give_the_loss_curve_of_computed_ones_and_resume(made, m
     np.testing.assert_array_equal(files.read([3, 20]).taps, before.taps)
     train(settings, target)
     stored = losses(Path(settings.run))
-    assert len(stored[0]) == 4 and stored[1] == computed[1] != []
+    assert len(stored[0]) == 4 and stored[1] == computed[1] and len(stored[1]) == 2
+    # Checkpoints come after each half of save_every, after evaluations and at the end; the newest two stay,
+    # with the MAT by which the best of all would.
+    for run in (Path(settings.run), Path(settings.run).with_name("computed")):
+        kept = sorted((run / "checkpoints").iterdir())
+        assert [step.name for step in kept] == ["3", "4"]
+        mats = [json.loads((step / "metrics" / "metrics").read_text())["mat"] for step in kept]
+        assert mats == [found["mat"]["4"] for found in stored[1]]
     np.testing.assert_allclose(stored[0], computed[0], rtol=1e-5)
 
 

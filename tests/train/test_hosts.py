@@ -1,5 +1,6 @@
 """Two processes of four devices train as one process of eight does: asked to end, killed, gone on with."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from tiny_run import DEVICES, PROCESSES, tiny_settings, tiny_target, write_answers
+import pytest
+from tiny_run import DEVICES, PROCESSES, dying, tiny_settings, tiny_target, write_answers
 
+from dscout_jax.errors import UserError
 from dscout_jax.interop import load_drafter
+from train import loop
+from train.hosts import join
 from train.loop import train
 
 HERE = Path(__file__).parent
@@ -38,6 +43,31 @@ def launch(folder, *how):
     finally:
         for run in runs:
             run.kill()
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"), [("coordinator_address should be defined.", None), ("odd endpoints", UserError)]
+)
+def test_only_a_machine_without_a_cluster_runs_alone(monkeypatch, said, raised):
+    def initialize():
+        raise ValueError(said)
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(raised, match=f"{said}.*--coordinator") if raised else contextlib.nullcontext():
+        join()
+
+
+def test_one_process_asked_to_end_saves_and_exits_with_0(tmp_path, monkeypatch):
+    write_answers(tmp_path / "answers.jsonl")
+    settings = tiny_settings(tmp_path)
+    monkeypatch.setattr(loop, "make_step", dying(loop.make_step, tmp_path, "term"))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        loop.train(settings, tiny_target())
+    assert stopped.value.code == 0 and signal.getsignal(signal.SIGTERM) is before
+    assert steps(tmp_path) == [2, 3] and not (tmp_path / "run" / "drafter").exists()
+    # The evaluation of the end is what a signal must not wait for.
+    assert "eval" not in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
 def steps(folder):

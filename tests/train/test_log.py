@@ -2,21 +2,27 @@
 
 import dataclasses
 import json
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tiny_run import tiny_settings, tiny_target, write_answers
 
+from dscout_jax.cli import main
 from dscout_jax.errors import UserError
 from dscout_jax.interop import load_drafter
 from train import log
-from train.dataset import load_rows
-from train.export import export, is_run
+from train.convert import open_target
+from train.dataset import load_rows, pack
+from train.export import decodable, export, import_drafter, is_run
+from train.features import FeatureFiles
 from train.flops import PEAKS
 from train.log import Speed, scalars
 from train.loop import train
 from train.paths import place
+from train.prompts import load_prompts
+from train.regenerate import regenerate
 
 LOGGERS = tuple(name for name, package in log.PACKAGES.items() if find_spec(package))  # the extra `logging`
 
@@ -56,6 +62,30 @@ def test_numbers_of_a_record_by_name():
     assert found == {"loss": 2.0, "accuracy/0": 0.5, "accuracy/1": 1.0, "eval/mat/8": 1.5}
 
 
+def test_lines_are_json_and_the_file_is_there_whole(tmp_path, monkeypatch):
+    run = place(tmp_path)
+    with log.Log(run, 0) as first:
+        first.write({"step": 1, "loss": math.nan, "accuracy": [1.0, -math.inf], "eval": {"mat": {"8": 1.5}}})
+        first.write({"step": 2, "loss": 1.0})
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    assert rows[0]["loss"] is None and rows[0]["accuracy"] == [1.0, None] and rows[1]["loss"] == 1.0
+    before = path.read_text()
+
+    def torn(*args):
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "replace", torn)
+        with pytest.raises(OSError, match="killed"):
+            log.Log(run, 1)
+    assert path.read_text() == before
+    with log.Log(run, 1) as again:
+        assert again.scores == {1: {"mat": {"8": 1.5}}}
+    assert path.read_text() == before.splitlines(keepends=True)[0]
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_rates_leave_evaluations_out(monkeypatch):
     clock = iter([10.0, 12.0, 100.0, 101.0])
     monkeypatch.setattr(log.time, "monotonic", lambda: next(clock))
@@ -79,7 +109,7 @@ def test_missing_packages_and_wrong_names_are_told_before_any_work(tmp_path, mon
             dataclasses.replace(settings, **wrong)
 
 
-def test_a_bucket_reaches_the_library_that_is_missing(tmp_path):
+def test_a_bucket_reaches_the_library_that_is_missing(tmp_path, capsys):
     bucket = "gs://bucket/of/nobody"
     settings = tiny_settings(tmp_path)
     for use in (
@@ -88,9 +118,34 @@ def test_a_bucket_reaches_the_library_that_is_missing(tmp_path):
         lambda: train(dataclasses.replace(settings, run=bucket), tiny_target()),
         lambda: is_run(bucket),
         lambda: export(bucket, tmp_path / "out"),
+        lambda: load_prompts(f"{bucket}/prompts.jsonl"),
+        lambda: open_target(bucket),
+        lambda: FeatureFiles(bucket, {}, create=False),
+        lambda: pack([f"{bucket}/answers.jsonl"], tmp_path / "a.array_record"),
     ):
         with pytest.raises(UserError, match=r"gs://bucket.*gcsfs.*mount"):
             use()
     with pytest.raises(UserError, match="copy them to a local disk"):
         load_rows(f"{bucket}/a.array_record", 24, 4)
+    for use in (
+        lambda: export(tmp_path, bucket),
+        lambda: import_drafter(bucket, tmp_path / "run"),
+        lambda: import_drafter(tmp_path, bucket),
+        lambda: decodable(bucket),
+        lambda: regenerate(tiny_target(), tmp_path / "prompts.jsonl", f"{bucket}/answers.jsonl"),
+        lambda: pack([tmp_path / "answers.jsonl"], f"{bucket}/a.array_record"),
+    ):
+        with pytest.raises(UserError, match=r"gs://bucket/of/nobody.* on a local disk only"):
+            use()
+    for words in (
+        ("export", f"{bucket}/run", str(tmp_path / "out")),
+        ("import", f"{bucket}/drafter", str(tmp_path / "run")),
+        ("convert", str(tmp_path), f"{bucket}/out"),
+        ("pack", f"{bucket}/answers.jsonl", "--out", str(tmp_path / "a.array_record")),
+        ("generate", "hello", "--drafter", f"{bucket}/drafter+lookup"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(list(words))
+        assert stopped.value.code == 2 and f"{bucket}/" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
     assert place("~/x").is_absolute() and "~" not in str(place("~/x"))

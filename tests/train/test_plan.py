@@ -1,5 +1,6 @@
 """`dscout plan` on simulated devices: what it says of memory, collectives and operations."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
 from train import flops
+from train import plan as planning
 from train.collectives import Moved, moved
-from train.plan import plan
+from train.plan import Program, plan
+from train.plan_page import advice
 from train.settings import load_settings
 
 TARGET = TargetConfig(48, 32, 64, 4, 4, 2, 8, 1e-6, RopeConfig(1e4), 256, True, False, (1,))
@@ -63,6 +66,31 @@ def test_plan_refuses_what_does_not_go_together(config, tmp_path):
     config.write_text(config.read_text().replace("mask_token_id=47, ", ""))
     with pytest.raises(UserError, match="mask_token_id"):
         plan(config, "cpu:8")
+
+
+def test_what_does_not_fit_says_what_to_change(config, monkeypatch):
+    monkeypatch.setitem(flops.CHIPS, "cpu", flops.Chip(1000, 1e9, 1e9, 1e6))
+    program = Program(600, 500, 0, 0, {})
+    monkeypatch.setattr(planning, "compile_step", lambda *args: {"features": program, "step": program})
+    text = planning.plan(config, "cpu:8", batch=32)
+    assert "does not fit" in text.splitlines()[0]
+    assert "To make it fit: 4 rows a chip at a time: raise accumulation." in text
+    # Each piece of advice taken, the next is another, until only a smaller job is left.
+    settings = dataclasses.replace(load_settings(config), batch=8, scan_layers=False, chunk=512)
+    mesh = {"data": 2, "fsdp": 4, "tensor": 1}
+    for said, changes in (
+        ("remat='layer'", {"remat": "layer"}),
+        ("lower attention_chunk", {"attention_chunk": 16}),
+        ("lower chunk", {"chunk": 256}),
+        ("scan_layers=True", {"scan_layers": True}),
+        ("mesh (1, 8, 1)", {}),
+        ("remat='all'", {"remat": "all"}),
+        ("lower num_anchors", {}),
+    ):
+        assert said in advice(settings, mesh)
+        if said.startswith("mesh"):
+            mesh = {"data": 1, "fsdp": 8, "tensor": 1}
+        settings = dataclasses.replace(settings, **changes)
 
 
 PROGRAM = """

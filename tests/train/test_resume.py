@@ -16,6 +16,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.interop import load_draft_ids, load_drafter, load_provenance
 from dscout_jax.models import Target
 from dscout_jax.objective import dscout
+from dscout_jax.sharding import make_mesh
 from train.dataset import load_rows
 from train.loop import train
 from train.regenerate import regenerate
@@ -72,6 +73,8 @@ def test_answers_resume_without_hole_or_duplicate(target, prompts, tmp_path, tem
         ]
         assert [path.name for path in shards] == [f"s.{i}-of-3.jsonl" for i in range(3)]
         assert sorted("".join(path.read_text() for path in shards).splitlines(keepends=True)) == sorted(lines)
+        spread = regenerate(target, prompts, tmp_path / "spread.jsonl", mesh=make_mesh(2, 2, 2), **options)
+        assert sorted(spread.read_text().splitlines(keepends=True)) == sorted(lines)
         with pytest.raises(UserError, match="shard 3/3"):
             regenerate(target, prompts, tmp_path / "s.jsonl", shard=(3, 3), **options)
     assert torn.read_text() == "".join(again)
