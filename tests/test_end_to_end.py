@@ -49,7 +49,7 @@ def test_commands_on_the_embedded_target(tmp_path):
     assert "Paris" in dscout("generate", asked[0], "--max-new-tokens", 12)
 
     said = dscout("train", "config.py")
-    assert "supervised: '" in said and "drafter: run/drafter" in said
+    assert "assistant\n⟦" in said and "<|im_end|>⟧" in said and "drafter: run/drafter" in said
     logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     losses = [row["loss"] for row in logged if "loss" in row]
     assert len(losses) == 12 and losses[-1] < 0.7 * losses[0]
