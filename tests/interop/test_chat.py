@@ -193,3 +193,23 @@ def test_the_prompt_without_thinking_is_the_prefix_of_the_row(thinker):
 
 def test_qwen3_has_one_stop_token_and_spare_rows(qwen3):
     assert qwen3.stop_ids == (151645,) and qwen3.size == 151669
+
+
+HEAD = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nQuestion 0?<|im_end|>\n"
+OPEN = "<|im_start|>assistant\n"
+LATER = "<b>One</b>, café.<|im_end|>\n<|im_start|>user\nQuestion 1?<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("turns", "thinking", "text"),
+    [
+        ([SYSTEM, ASK[0]], None, HEAD + OPEN),
+        ([SYSTEM, ASK[0]], True, HEAD + OPEN),
+        ([SYSTEM, ASK[0]], False, HEAD + OPEN + CLOSED),
+        ([ASK[0]], False, HEAD.partition("<|im_end|>\n")[2] + OPEN + CLOSED),
+        ([SYSTEM, *THREE[:3]], True, HEAD + OPEN + LATER + OPEN),
+        ([SYSTEM, *THREE[:3]], False, HEAD + OPEN + LATER + OPEN + CLOSED),
+    ],
+)
+def test_qwen3_prompts_read_word_for_word(qwen3, turns, thinking, text):
+    assert qwen3.decode(qwen3.chat(turns, thinking), skip_special=False) == text
