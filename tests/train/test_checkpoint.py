@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damage import flip
 
 from dscout_jax.errors import UserError
 from dscout_jax.objective import dflash
@@ -34,14 +35,6 @@ def saved(path, scores, keep=2):
         checkpoints.save(state(step, step), {"at": step}, {"a": 1}, mat)
         checkpoints.wait()
     return checkpoints
-
-
-def flip(folder):
-    """Changes one byte in the middle of the largest data file."""
-    path = max((p for p in folder.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(bytes(data))
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, capsys):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damage import flip
 
 from dscout_jax.cli import main
 from dscout_jax.config import DrafterConfig, RopeConfig, TargetConfig
@@ -72,14 +73,6 @@ def _bits(params):
     return {
         path: (np.asarray(v).dtype.name, np.asarray(v).tobytes()) for path, v in names.flatten(params).items()
     }
-
-
-def flip(folder):
-    """Changes one bit in the middle of the largest data file, which Orbax loads as if nothing were."""
-    path = max((p for p in folder.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(bytes(data))
 
 
 def test_the_newest_checkpoint_is_the_drafter_that_training_saved(run, tmp_path):
