@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dscout_jax.decode.adapt import Adaptive
 from dscout_jax.decode.batch import Request, Shape, check, pad, round_up, shape_of
@@ -18,7 +18,7 @@ from dscout_jax.decode.loop import make_loop, make_round, prefill
 from dscout_jax.decode.placement import state_shardings
 from dscout_jax.decode.policy import Policy
 from dscout_jax.decode.sampling import Sampling
-from dscout_jax.decode.state import DecodeState, Weights
+from dscout_jax.decode.state import DecodeState, Learnt, Weights
 from dscout_jax.errors import UserError
 from dscout_jax.models import Drafter, Target, target_head
 from dscout_jax.sharding import shardings
@@ -36,7 +36,8 @@ class Decoder:
         block_size: slots verified a round, the anchor included. Default: the drafter's own; 1 when plain.
             A plain decoder with block_size 2 runs every product with two rows, which some kernels prefer.
         smaller: further block sizes below `block_size` that a round may take.
-        policy: chooses a round's size among (*smaller, block_size) (see `decode.policy`, `decode.adapt`).
+        policy: chooses a round's size among (*smaller, block_size) (see `decode.policy`, `decode.adapt`). An
+            `Adaptive` one begins each call with what it learnt in the last.
         plain_rows: slots that a round computes at the least. With 1 among the sizes, 2 lets a round without
             drafts run every product with two rows, as plain decoding with block_size 2 does.
         min_confidence: drafts whose running product of confidence falls below this are not sent; the round
@@ -139,6 +140,8 @@ class Decoder:
         adaptive = isinstance(policy, Adaptive)
         self._tracked = block_size - 1 if policy and not adaptive else 0
         self._learnt = policy.start() if adaptive else None
+        if adaptive and mesh is not None:
+            self._learnt = jax.device_put(self._learnt, NamedSharding(mesh, PartitionSpec()))
         drafts = [(size, self.draft_of(size)) for size in self.sizes]
         self.round = make_round(target, drafter, drafts, policy, min_confidence, plain_rows)
         self._programs: dict[tuple, Any] = {}
@@ -232,6 +235,7 @@ class Decoder:
         begun = time.perf_counter()
         state = jax.block_until_ready(loop(self.weights, state))
         decode_seconds = time.perf_counter() - begun
+        self.keep(state.learnt)
         host = to_host(state)
         return [self.generation(host, row, prefill_seconds, decode_seconds) for row in range(len(prompts))]
 
@@ -258,6 +262,7 @@ class Decoder:
             yield host.tokens[0, at:end].tolist()
             at = end
             if not host.live[0]:
+                self.keep(state.learnt)
                 return
             state = step(self.weights, state)
             host = to_host(state)
@@ -308,12 +313,16 @@ class Decoder:
             raise UserError(f"live_slots {slots} must be from 1 to the block size {self.block_size}")
         batch = pad(requests, max(len(requests), rows or 0), self.prompt_slots(requests), shape, slots)
         models = (self.target, self.drafter, shape.capacity, self._options["cache_dtype"])
-        run = partial(prefill, *models, self._options["prefill_chunk"], self._tracked, self._learnt)
+        run = partial(prefill, *models, self._options["prefill_chunk"], self._tracked)
         key = ("prefill", *batch.tokens.shape, shape.capacity, shape.stops)
-        program = self._program(key, run, (), self.weights, batch)
+        program = self._program(key, run, (), self.weights, batch, self._learnt)
         begun = time.perf_counter()
-        state = jax.block_until_ready(program(self.weights, batch))
+        state = jax.block_until_ready(program(self.weights, batch, self._learnt))
         return state, time.perf_counter() - begun
+
+    def keep(self, learnt: Learnt | None) -> None:
+        """What an `Adaptive` policy begins the next call with: a workload goes on where it was left."""
+        self._learnt = learnt
 
     def compiled(self, name: str, run: Callable, first: Any, state: DecodeState, *args: Any) -> Any:
         """The compiled program of `run(first, state, ...)` for this state's shape; consumes the state.

@@ -37,9 +37,9 @@ def prefill(
     cache_dtype: jnp.dtype,
     chunk: int,
     tracked: int,
-    learnt: Learnt | None,
     weights: Weights,
     batch: Batch,
+    learnt: Learnt | None = None,
 ) -> DecodeState:
     """Reads the prompts and emits each row's first token.
 

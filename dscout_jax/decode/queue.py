@@ -72,3 +72,4 @@ def _serve(decoder, requests, slots, options, clock) -> Iterator[tuple[int, Gene
                 state = decoder.compiled("insert", insert, row, state, place)(row, state, place)
                 owners[slot] = (follower, prefill_seconds, time.perf_counter())
             yield index, decoder.generation(host, slot, seconds, now - begun, now - start)
+    decoder.keep(state.learnt)

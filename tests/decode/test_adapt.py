@@ -170,6 +170,7 @@ def test_nor_at_a_temperature_and_sizes_follow_the_drafts(learning, learner, ste
     taken = {}
     for right in (0, BLOCK_MAX):
         decoder = learning(right)
+        decoder.keep(learner.start())
         state, _ = decoder.prefill(decoder.requests(prompts, ANSWER))
         sizes = []
         while bool(state.live.any()):
@@ -198,9 +199,10 @@ def test_what_is_learnt_outlives_a_row(learning, prompts, answers):
         assert (generation.tokens, generation.finish) == expected
 
 
-def test_a_round_without_drafts_computes_as_many_slots_as_asked(learning, step, prompts):
+def test_a_round_without_drafts_computes_as_many_slots_as_asked(learning, learner, step, prompts):
     """Entries show how wide it was: a row writes past its own length, and never moves it."""
     decoder = learning(0)
+    decoder.keep(learner.start())
     state, _ = decoder.prefill(decoder.requests(prompts, ANSWER))
     hopeless = state.learnt._replace(hits=state.learnt.hits * 0, tried=state.learnt.tried + 99)
     after = step(decoder.weights, state._replace(learnt=hopeless))
@@ -230,3 +232,23 @@ def test_a_decoder_of_other_sizes_is_refused(build, drafter, drafter_params, lea
         build(drafter, drafter_params, smaller=(2,), policy=learner)
     with pytest.raises(UserError, match="plain_rows 7"):
         build(drafter, drafter_params, plain_rows=7)
+
+
+def test_the_next_call_begins_with_what_the_last_one_learnt(learning, learner, prompts):
+    decoder = learning(0)
+    asked = decoder.requests(prompts, ANSWER)
+
+    def known():
+        return float(decoder.prefill(asked[:1])[0].learnt.hits[0])
+
+    calls = (
+        lambda: decoder.generate(prompts, ANSWER),
+        lambda: list(serve(decoder, asked, slots=1)),
+        lambda: list(decoder.stream(prompts[0], ANSWER)),
+    )
+    for call in calls:
+        decoder.keep(learner.start())
+        begun = known()
+        call()
+        assert known() < begun / 2, "every draft was wrong"
+        assert decoder.compilations == (call(), decoder.compilations)[1], "and nothing is compiled for it"
