@@ -15,7 +15,6 @@ from dscout_jax.interop.safetensors import listing
 from train.checksums import checksums, differing
 from train.hosts import barrier, everywhere, first
 from train.paths import place
-from train.settings import renamed
 from train.step import TrainState
 
 SHAPE = frozenset({"num_layers", "block_size", "target_layer_ids", "mask_token_id", "fusion"})
@@ -140,7 +139,7 @@ class Checkpoints:
     ) -> tuple[TrainState, dict[str, Any], dict[str, int] | None]:
         """State, position and checksums of a step, as they are stored."""
         found = self._manager.restore(step, args=ocp.args.Composite(contract=ocp.args.JsonRestore()))
-        saved = renamed(found["contract"])
+        saved = found["contract"]
         wrong = [k for k in sorted(saved | contract) if saved.get(k) != contract.get(k) and k not in accept]
         if wrong:
             what = "; ".join(f"{k}: {saved.get(k)!r} then, {contract.get(k)!r} now" for k in wrong)

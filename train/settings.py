@@ -11,7 +11,6 @@ from dscout_jax.errors import UserError
 from dscout_jax.initialise import Init
 from dscout_jax.models.drafter import Remat
 from dscout_jax.objective import Objective
-from dscout_jax.objective.prediction import ce
 
 Logger = Literal["tensorboard", "wandb"]
 
@@ -162,18 +161,6 @@ def _plain(value: Any) -> Any:
         made_with = inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
         return {getattr(value, "__qualname__", repr(value)): {k: _plain(v) for k, v in made_with.items()}}
     return value
-
-
-_UNNAMED_CE = {"loss": {"<lambda>": {}}, "sees_target": False}
-
-
-def renamed(contract: Any) -> Any:
-    """A stored contract in today's words: until predictions had names, cross-entropy was a "<lambda>"."""
-    if contract == _UNNAMED_CE:
-        return _plain(ce)
-    if isinstance(contract, dict):
-        return {name: renamed(value) for name, value in contract.items()}
-    return [renamed(value) for value in contract] if isinstance(contract, list) else contract
 
 
 def run_file(path: str | Path) -> dict[str, Any]:

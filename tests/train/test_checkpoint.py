@@ -1,27 +1,15 @@
 """Checkpoints: a damaged one is found, named and passed over; the best on held-out rows stays."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from damage import flip
 
 from dscout_jax.errors import UserError
-from dscout_jax.objective import dflash
-from dscout_jax.objective.prediction import ce, kl, mixture, tv
 from train import checkpoint
 from train.checkpoint import Checkpoints
 from train.checksums import checksums, differing
-from train.settings import TrainSettings
 from train.step import TrainState
-
-MIXTURE = "mixture.<locals>.loss"
-
-
-def objective_of(objective):
-    """What a contract says of an objective."""
-    return TrainSettings(objective, "", "", num_anchors=4).contract()["objective"]
 
 
 def state(step, value=1.0, width=96):
@@ -96,33 +84,6 @@ def test_the_drafters_shape_is_never_accepted(tmp_path):
             checkpoints.restore(state(0), other, accept=("a",))
         assert "--accept" not in str(said.value)
     assert checkpoints.restore(state(0), contract | {"a": 2}, accept=("a",))[1] == {"at": 1}
-
-
-def test_a_run_from_before_predictions_had_names_goes_on(tmp_path):
-    def contract(objective):
-        return {"objective": objective_of(objective), "a": 1}
-
-    old = {"loss": {"<lambda>": {}}, "sees_target": False}
-    seeing = old | {"sees_target": True}
-    mixed = dataclasses.replace(dflash(4), prediction=mixture([(0.5, ce), (0.5, tv)]))
-    parts = {"parts": [[0.5, old], contract(mixed)["objective"]["prediction"]["loss"][MIXTURE]["parts"][1]]}
-    for number, (objective, prediction) in enumerate(
-        (
-            (dflash(4), old),
-            (mixed, {"loss": {MIXTURE: parts}, "sees_target": True}),
-            (dataclasses.replace(dflash(4), prediction=kl), None),
-        )
-    ):
-        then = contract(objective)
-        then["objective"] = then["objective"] | {"prediction": prediction or seeing}
-        checkpoints = Checkpoints(tmp_path / str(number), 2)
-        checkpoints.save(state(1, 1), {"at": 1}, then)
-        checkpoints.wait()
-        if prediction:
-            assert checkpoints.restore(state(0), contract(objective))[1] == {"at": 1}
-        else:  # it may have been soft_ce
-            with pytest.raises(UserError, match="objective"):
-                checkpoints.restore(state(0), contract(objective))
 
 
 def test_the_best_stays_beside_the_newest(tmp_path):
