@@ -34,7 +34,7 @@ ifeq ($(PARITY),1)
 test: $(VENV)/.parity
 endif
 test: env lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .
