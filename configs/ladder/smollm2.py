@@ -4,7 +4,7 @@ Reproduces: docs/results/ladder.md, once that is measured.
 Hardware: a CPU with 2 cores, bf16 instructions and 12 GB of memory.
 Cost: not yet measured; eight runs of about half an hour each, and the target's features once. It resumes.
 Commands:
-    dscout regenerate PROMPTS.jsonl runs/smollm2_135m/answers.jsonl \\
+    dscout regenerate PROMPTS.jsonl runs/smollm2_135m/greedy.jsonl \\
         --dtype bfloat16 --batch 96 --max-new-tokens 128
     dscout ladder configs/ladder/smollm2.py
 PROMPTS.jsonl is as for configs/smollm2_135m.py. The prompts decoded are JSONL of {"turns": [...]} too, under
@@ -22,7 +22,14 @@ mixed = dataclasses.replace(dflash(8), name="mixed", horizon=full.horizon)
 unmasked = dataclasses.replace(mixed, name="unmasked", unmask=full.unmask)
 
 ladder = Ladder(
-    base=dataclasses.replace(base, objective=dflash(8), block_size=8, query_budget=192, steps=1600),
+    base=dataclasses.replace(
+        base,
+        data="runs/smollm2_135m/greedy.jsonl",
+        objective=dflash(8),
+        block_size=8,
+        query_budget=192,
+        steps=1600,
+    ),
     recipes={
         "dflash": {"objective": dflash(8), "seeds": (0, 1)},
         "+ mixed horizons": {"objective": mixed},
