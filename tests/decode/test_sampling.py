@@ -116,7 +116,7 @@ def draw(models, parts=PARTS, **options):
     requests = [Request(PROMPT, TOKENS, (), s) for s in SETTINGS]
     batch = pad(requests, len(requests), len(PROMPT), Shape(16, 1), decoder.block_size)
     batch = jax.tree.map(lambda x: np.repeat(x, EACH, axis=0), batch)
-    start = jax.jit(partial(prefill, target, decoder.drafter, 16, jnp.float32, 64, 0, None))
+    start = jax.jit(partial(prefill, target, decoder.drafter, 16, jnp.float32, 64, 0))
     draft, loop = jax.jit(decoder.draft_of(decoder.block_size)), jax.jit(make_loop(decoder.round))
     shape, begin = (len(SETTINGS), EACH), len(PROMPT)
     found = []
