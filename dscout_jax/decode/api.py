@@ -235,7 +235,8 @@ class Decoder:
         begun = time.perf_counter()
         state = jax.block_until_ready(loop(self.weights, state))
         decode_seconds = time.perf_counter() - begun
-        self.keep(state.learnt)
+        if live_slots is None:  # fewer would teach that drafts are wrong
+            self.keep(state.learnt)
         host = to_host(state)
         return [self.generation(host, row, prefill_seconds, decode_seconds) for row in range(len(prompts))]
 

@@ -72,4 +72,5 @@ def _serve(decoder, requests, slots, options, clock) -> Iterator[tuple[int, Gene
                 state = decoder.compiled("insert", insert, row, state, place)(row, state, place)
                 owners[slot] = (follower, prefill_seconds, time.perf_counter())
             yield index, decoder.generation(host, slot, seconds, now - begun, now - start)
-    decoder.keep(state.learnt)
+    if options["live_slots"] is None:  # fewer would teach that drafts are wrong
+        decoder.keep(state.learnt)
