@@ -22,9 +22,9 @@ config = TrainSettings(
     seq_len=288,
     batch=8,
     query_budget=512,
-    steps=350,
+    steps=300,
     learning_rate=2e-3,
     heldout=16,
-    eval_every=350,
-    save_every=175,
+    eval_every=300,
+    save_every=150,
 )

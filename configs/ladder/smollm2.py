@@ -14,12 +14,11 @@ data/: gsm8k.jsonl, mt-bench.jsonl, humaneval.jsonl.
 import dataclasses
 
 from configs.smollm2_135m import config as base
-from dscout_jax.objective import auf, dflash, dpace, dscout
+from dscout_jax.objective import auf, dflash, dpace, dscout, published_dscout
 from train.ladder import Ladder
 
-full = dscout(8)
-mixed = dataclasses.replace(dflash(8), name="mixed", horizon=full.horizon)
-unmasked = dataclasses.replace(mixed, name="unmasked", unmask=full.unmask)
+mixed = dataclasses.replace(dflash(8), name="mixed", horizon=dscout(8).horizon)
+unmasked = dataclasses.replace(mixed, name="unmasked", unmask=published_dscout(8).unmask)
 
 ladder = Ladder(
     base=dataclasses.replace(
@@ -34,9 +33,11 @@ ladder = Ladder(
         "dflash": {"objective": dflash(8), "seeds": (0, 1)},
         "+ mixed horizons": {"objective": mixed},
         "+ unmasking": {"objective": unmasked},
-        "+ awl = dscout": {"objective": full, "seeds": (0, 1)},
+        "+ awl = published dscout": {"objective": published_dscout(8)},
+        "dscout = mixed + awl": {"objective": dscout(8), "seeds": (0, 1)},
         "dpace": {"objective": dpace(8)},
         "auf": {"objective": auf(8)},
+        "dscout, fresh start": {"objective": dscout(8), "init": "fresh"},
     },
     datasets={name: f"data/{name}.jsonl" for name in ("gsm8k", "mt-bench", "humaneval")},
     block_sizes=(8, 6, 4),

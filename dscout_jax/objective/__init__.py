@@ -2,6 +2,16 @@
 
 from dscout_jax.objective.factorized import factorized_loss
 from dscout_jax.objective.inclusion import Blocks, sample_blocks
-from dscout_jax.objective.presets import Objective, auf, dflash, dpace, dscout
+from dscout_jax.objective.presets import Objective, auf, dflash, dpace, dscout, published_dscout
 
-__all__ = ["Blocks", "Objective", "auf", "dflash", "dpace", "dscout", "factorized_loss", "sample_blocks"]
+__all__ = [
+    "Blocks",
+    "Objective",
+    "auf",
+    "dflash",
+    "dpace",
+    "dscout",
+    "factorized_loss",
+    "published_dscout",
+    "sample_blocks",
+]
