@@ -35,7 +35,7 @@ class Ladder:
     recipes: name -> changes to `base`: "objective", and where it differs "block_size", "init", ...; "seeds"
         in place of the ladder's.
     seeds: a recipe is trained with each.
-    datasets: name -> JSONL of prompts that are decoded (fp32, greedy).
+    datasets: name -> JSONL of prompts that are decoded (greedy, in the dtype of `base`).
     block_sizes: B decoded at, where a recipe's drafter has it.
     limit: first prompts of each file, None: all. rows: decoded together.
     out: without an ending; the runs lie in a folder of that name, .json, .md and .png beside it.
@@ -97,7 +97,6 @@ def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> list[dict[str,
         UserError: a run was made under another contract; what differs and its folder are named.
     """
     target = load_target(ladder.base.target, jnp.dtype(ladder.base.dtype), cache_dir)
-    exact: LoadedTarget | None = target if jnp.dtype(ladder.base.dtype) == jnp.float32 else None
     prompts = {name: _prompts(path, target, ladder.limit) for name, path in ladder.datasets.items()}
     measurement = {
         "prompts": {
@@ -120,8 +119,7 @@ def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> list[dict[str,
             asks = (settings.target_layer_ids, settings.num_layers, settings.objective.sees_target)
             # A finished run is not trained again: its contract is compared, and that is all.
             drafter = train(settings, target, kept=kept.setdefault(asks, {}))
-            exact = exact or load_target(ladder.base.target, jnp.float32, cache_dir)
-            measured = decoded(ladder, exact, drafter, prompts)
+            measured = decoded(ladder, target, drafter, prompts)
             whole = path.with_suffix(".part")
             whole.write_text(json.dumps(of | {"rows": measured}) + "\n")
             whole.replace(path)
@@ -173,7 +171,7 @@ def decoded(
     ladder: Ladder, target: LoadedTarget, folder: Path, prompts: Mapping[str, Sequence[list[int]]]
 ) -> list[dict[str, Any]]:
     """MAT with a 95 % interval over prompts, and prefix survival, by dataset and block size."""
-    config, params = load_drafter(folder, jnp.float32)
+    config, params = load_drafter(folder, jnp.dtype(ladder.base.dtype))
     rows = []
     for size in ladder.block_sizes:
         if size > config.block_size:

@@ -54,7 +54,7 @@ def table(rows: Sequence[Row]) -> str:
             _line([recipe, len(seeds), *(_mat(cell, recipe, recipes[0]) for cell in cells.values())])
         )
     note = (
-        "MAT of greedy fp32 decoding: mean over the recipe's seeds (smallest-largest seed) [95 % interval "
+        "MAT of greedy decoding: mean over the recipe's seeds (smallest-largest seed) [95 % interval "
         "over prompts: the mean of each seed's ends]; x: over the first recipe's, on seeds that both have."
     )
     return "\n".join([*lines, "", note, "", *_survival(cells, recipes)])
