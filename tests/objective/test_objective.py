@@ -10,7 +10,15 @@ import pytest
 from objective_tools import blocks_of, naive_weights, random_scores, ratio, setup_loss
 
 from dscout_jax.errors import UserError
-from dscout_jax.objective import Objective, dflash, dscout, factorized_loss, inclusion, prediction, weighting
+from dscout_jax.objective import (
+    Objective,
+    dflash,
+    factorized_loss,
+    inclusion,
+    prediction,
+    published_dscout,
+    weighting,
+)
 from dscout_jax.objective.weighting import Scores
 
 # Of awl, beside those that have a name of their own.
@@ -52,14 +60,14 @@ def test_decay_is_dflash_and_first_error_adds_to_it():
 
 
 @pytest.mark.parametrize("chunk", [7, 1024])
-@pytest.mark.parametrize("make", [dflash, dscout])
+@pytest.mark.parametrize("make", [dflash, published_dscout])
 def test_loss_equals_a_naive_loop(make, chunk):
     objective = make(8)
     hidden, head, blocks, _ = setup_loss(horizon=objective.horizon, unmask=objective.unmask)
     logq = np.asarray(jax.nn.log_softmax(hidden @ head.T))
     logp = np.take_along_axis(logq, np.asarray(blocks.labels)[..., None], -1)[..., 0]
     scores = Scores(jnp.asarray(logp), jnp.zeros_like(blocks.mask), blocks.mask, blocks.revealed)
-    if objective.name == "dscout":
+    if objective.name == "published-dscout":
         w = naive_weights(scores, "exclusive", 0.5)
     else:
         w = np.exp(-(np.arange(8) - 1) / 4) * np.asarray(blocks.mask)
@@ -114,7 +122,7 @@ def test_gradients_of_soft_losses_equal_those_of_their_formulas(loss):
 
 
 def test_weights_carry_no_gradient():
-    objective = dscout(8)
+    objective = published_dscout(8)
     hidden, head, blocks, _ = setup_loss(horizon=objective.horizon)
 
     def with_frozen_weights(h):
@@ -168,7 +176,7 @@ def target_rows(target_hidden, blocks):
 
 
 def test_a_bound_on_rows_changes_nothing_when_it_holds_all():
-    objective = dscout(8)
+    objective = published_dscout(8)
     hidden, head, blocks, _ = setup_loss(horizon=objective.horizon)
     a = factorized_loss(objective, hidden, head, blocks)
     b = factorized_loss(objective, hidden, head, blocks, rows_per_sequence=16)
@@ -178,7 +186,7 @@ def test_a_bound_on_rows_changes_nothing_when_it_holds_all():
 def test_no_valid_anchor_gives_zero_sums_and_gradients():
     blocks = blocks_of(np.zeros((2, 30), int), np.zeros((2, 30), bool))
     hidden, head = jnp.ones((2, 4, 8, 16)), jnp.ones((50, 16))
-    objective = dscout(8)
+    objective = published_dscout(8)
     value, grads = jax.value_and_grad(lambda h: factorized_loss(objective, h, head, blocks).numerator)(hidden)
     assert value == 0 and not grads.any()
 

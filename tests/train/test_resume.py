@@ -15,7 +15,7 @@ from dscout_jax.config import RopeConfig, TargetConfig
 from dscout_jax.errors import UserError
 from dscout_jax.interop import load_draft_ids, load_drafter, load_provenance
 from dscout_jax.models import Target
-from dscout_jax.objective import dscout
+from dscout_jax.objective import published_dscout
 from dscout_jax.sharding import make_mesh
 from train.dataset import load_rows
 from train.loop import train
@@ -122,7 +122,7 @@ def test_training_resumes_bit_by_bit_and_refuses_another_contract(target, tmp_pa
             row = {"id": i, "prompt_tokens": [3, 4, 5], "answer_tokens": rng.integers(2, 46, 20).tolist()}
             file.write(json.dumps(row) + "\n")
     settings = TrainSettings(
-        objective=dscout(4),
+        objective=published_dscout(4),
         data=str(tmp_path / "answers.jsonl"),
         run=str(tmp_path / "straight"),
         num_layers=1,

@@ -18,7 +18,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.initialise import init_drafter
 from dscout_jax.interop.tokenizer import Tokenizer
 from dscout_jax.models import Drafter, Target, embed, target_head
-from dscout_jax.objective import auf, dflash, dpace, dscout, inclusion, weighting
+from dscout_jax.objective import auf, dflash, dpace, inclusion, published_dscout, weighting
 from dscout_jax.objective.inclusion import HorizonLaw, prefix_unmasking, sample_blocks
 from dscout_jax.objective.prediction import ce, kl, mixture, soft_ce, tv
 from dscout_jax.objective.weighting import awl
@@ -94,7 +94,7 @@ def test_accumulation_and_devices_give_the_same_gradients():
     batch = random_batch()
     results = []
     for accumulation, sharded in ((1, False), (2, False), (1, True)):
-        setup = make(objective=dscout(4), accumulation=accumulation)
+        setup = make(objective=published_dscout(4), accumulation=accumulation)
         state, metrics, _ = run_steps(*setup, batch, mesh=make_mesh(data=8) if sharded else None)
         results.append((metrics["loss"], metrics["grad_norm"], metrics["included"], state.params))
     for other in results[1:]:
@@ -102,7 +102,7 @@ def test_accumulation_and_devices_give_the_same_gradients():
 
 
 def test_the_logged_figures_are_naive_sums():
-    settings, target, params, drafter = make(objective=dscout(4))
+    settings, target, params, drafter = make(objective=published_dscout(4))
     # Texts of three ids, which the head prefers: so that a fresh drafter hits now and then.
     batch = random_batch()
     batch = batch._replace(tokens=5 + batch.tokens % 3)
@@ -170,7 +170,9 @@ def test_the_sample_shows_the_template_and_the_end_token(capsys):
 def test_chunks_of_anchors_change_nothing_but_the_memory():
     batch, found, peaks = random_batch(), [], {}
     for N, chunk in ((6, None), (48, None), (6, 2), (48, 2), (6, 4)):
-        setup = make(objective=dscout(4), num_anchors=N, anchor_chunk=chunk, attention_chunk=chunk and 1)
+        setup = make(
+            objective=published_dscout(4), num_anchors=N, anchor_chunk=chunk, attention_chunk=chunk and 1
+        )
         settings, target, params, drafter = setup
         if N == 6:
             state, metrics, _ = run_steps(*setup, batch)
@@ -193,7 +195,7 @@ def test_blocks_computed_at_their_own_width_learn_what_full_blocks_do(monkeypatc
         whole = HorizonLaw.groups
         with monkeypatch.context() as patch:
             patch.setattr(HorizonLaw, "groups", lambda law, N, most=most: whole(law, N, most))  # noqa: B023
-            state, metrics, _ = run_steps(*make(objective=dscout(4)), batch)
+            state, metrics, _ = run_steps(*make(objective=published_dscout(4)), batch)
         found.append((metrics, state.opt_state[1].mu))
     for other in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found[0], other)
@@ -225,7 +227,7 @@ def test_masters_are_fp32_and_take_small_updates():
 
 
 def test_unlike_batches_compile_once():
-    settings, target, params, drafter = make(objective=dscout(4))
+    settings, target, params, drafter = make(objective=published_dscout(4))
     state = start(settings, drafter, params)
     step = make_step(drafter, settings, make_optimizer(settings))
     features = make_features(target, drafter, False)
@@ -326,7 +328,7 @@ def test_learning_rate_rises_and_comes_down_to_zero():
 
 def test_contract_tells_options_of_an_objective_apart():
     def contract(**options):
-        objective = dataclasses.replace(dscout(4), **options)
+        objective = dataclasses.replace(published_dscout(4), **options)
         return json.loads(json.dumps(make(objective=objective)[0].contract()["objective"]))
 
     assert contract() == contract()
@@ -346,7 +348,8 @@ def test_contract_tells_options_of_an_objective_apart():
     reveals = [inclusion.no_unmasking, prefix_unmasking(), inclusion.random_unmasking()]
     said += [contract(horizon=h, unmask=u, chain=c) for h in laws for u in reveals for c in (0.0, 0.1)]
     presets = [
-        make(objective=preset(4))[0].contract()["objective"] for preset in (dflash, dscout, dpace, auf)
+        make(objective=preset(4))[0].contract()["objective"]
+        for preset in (dflash, published_dscout, dpace, auf)
     ]
     for different in (said, presets, [preset | {"name": ""} for preset in presets]):
         assert len({json.dumps(each) for each in different}) == len(different)

@@ -20,7 +20,7 @@ import numpy as np
 
 from dscout_jax.config import RopeConfig, TargetConfig
 from dscout_jax.models import Target
-from dscout_jax.objective import dscout
+from dscout_jax.objective import published_dscout
 from train import loop
 from train.hosts import join
 from train.settings import TrainSettings
@@ -45,7 +45,7 @@ def write_answers(path):
 
 def tiny_settings(folder, run="run"):
     return TrainSettings(
-        objective=dscout(4),
+        objective=published_dscout(4),
         data=str(Path(folder) / "answers.jsonl"),
         run=str(Path(folder) / run),
         num_layers=1,
