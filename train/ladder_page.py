@@ -14,9 +14,12 @@ Row = Mapping[str, Any]
 Cell = dict[str, dict[int, Row]]
 """Recipe -> seed -> row, of one target, dataset and block size."""
 
+READING = "\n## Reading\n"
+"""From here on a page is somebody's, and a ladder climbed again leaves it as it is."""
+
 
 def publish(rows: Sequence[Row], out: str | Path) -> str:
-    """Writes `out`.json, .md and .png, and returns the page.
+    """Writes `out`.json, .md and .png, and returns the page; keeps what is under `READING` in `out`.md.
 
     Raises:
         UserError: two rows measure the same.
@@ -24,7 +27,9 @@ def publish(rows: Sequence[Row], out: str | Path) -> str:
     cells, text, out = _cells(rows), page(rows), Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{out}.json").write_text(json.dumps({"rows": list(rows)}, indent=1) + "\n")
-    Path(f"{out}.md").write_text(text + "\n")
+    written = Path(f"{out}.md")
+    _, mark, reading = (written.read_text() if written.is_file() else "").partition(READING)
+    written.write_text(f"{text}\n{mark}{reading}")
     _plot(cells, _targets(rows), Path(f"{out}.png"))
     return text
 
@@ -55,7 +60,8 @@ def table(rows: Sequence[Row]) -> str:
         )
     note = (
         "MAT of greedy decoding: mean over the recipe's seeds (smallest-largest seed) [95 % interval "
-        "over prompts: the mean of each seed's ends]; x: over the first recipe's, on seeds that both have."
+        "over prompts: the mean of each seed's ends]; x: over the first recipe's, on seeds that both have "
+        "(smallest-largest ratio of a seed)."
     )
     return "\n".join([*lines, "", note, "", *_survival(cells, recipes)])
 
@@ -92,7 +98,11 @@ def _mat(cell: Cell, recipe: str, first: str) -> str:
     shared = [seed for seed in cell[recipe] if seed in cell.get(first, {})]
     if not shared:
         return text
-    return f"{text} x{_mean(cell, recipe, 'mat', shared) / _mean(cell, first, 'mat', shared):.2f}"
+    text += f" x{_mean(cell, recipe, 'mat', shared) / _mean(cell, first, 'mat', shared):.2f}"
+    if recipe == first or len(shared) == 1:
+        return text
+    ratios = [cell[recipe][seed]["mat"] / cell[first][seed]["mat"] for seed in shared]
+    return f"{text} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def _survival(cells: Mapping[tuple[str, str, int], Cell], recipes: Sequence[str]) -> list[str]:

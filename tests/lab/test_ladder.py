@@ -12,7 +12,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.objective import dflash, dscout
 from train.lab.target import make_lab
 from train.ladder import Ladder, climb, climb_all, load_ladder
-from train.ladder_page import publish, table
+from train.ladder_page import READING, publish, table
 from train.settings import TrainSettings
 
 
@@ -88,6 +88,12 @@ def test_climbs_and_goes_on(ladder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="target_name"):
         publish(rows + rows, tmp_path / "no")
     assert not list(tmp_path.glob("no*"))
+    # What people wrote below the tables outlives them.
+    page, theirs = tmp_path / "read.md", f"{READING}\nIt helps.\n"
+    publish(rows, tmp_path / "read")
+    page.write_text("old tables\n" + theirs)
+    publish(rows, tmp_path / "read")
+    assert page.read_text() == table(rows) + "\n" + theirs
     with pytest.raises(UserError, match="at least one"):
         climb_all([])
     (tmp_path / "none.py").write_text("x = 1")
@@ -133,7 +139,7 @@ def test_a_table_compares_on_the_seeds_that_both_have():
     assert lines[0] == "| recipe | seeds | d B=4 | d B=2 |"
     assert lines[2:6] == [
         "| base | 3 | 3.00 (2.00-4.00) [2.50, 4.00] x1.00 | 1.25 (1.25-1.25) [0.75, 2.25] x1.00 |",
-        "| some | 2 | 4.00 (3.00-5.00) [3.50, 5.00] x1.14 |  |",  # 4 over (4 + 3) / 2
+        "| some | 2 | 4.00 (3.00-5.00) [3.50, 5.00] x1.14 (1.00-1.25) |  |",  # 4 over (4 + 3) / 2
         "| other | 1 | 6.00 (6.00-6.00) [5.50, 7.00] |  |",
         "| short | 1 |  | 1.50 (1.50-1.50) [1.00, 2.50] x1.20 |",
     ]
@@ -149,10 +155,10 @@ def test_a_table_compares_on_the_seeds_that_both_have():
 @pytest.mark.parametrize("name, seeds", [("lab", 5), ("smollm2", 2)])
 def test_the_shipped_ladders_are_the_papers(name, seeds):
     shipped = load_ladder(Path(__file__).parents[2] / "configs" / "ladder" / f"{name}.py")
-    rungs = ["dflash", "+ mixed horizons", "+ unmasking", "+ awl = dscout"]
-    assert list(shipped.recipes)[:4] == rungs
+    rungs = ["dflash", "+ mixed horizons", "+ unmasking", "+ awl = published dscout", "dscout = mixed + awl"]
+    assert list(shipped.recipes)[:5] == rungs
     runs = shipped.runs()
-    assert all(runs.count((rung, seed)) == 1 for rung in (rungs[0], rungs[3]) for seed in range(seeds))
+    assert all(runs.count((rung, seed)) == 1 for rung in (rungs[0], rungs[4]) for seed in range(seeds))
     said = [shipped.settings(rung, 0).contract()["objective"] | {"name": ""} for rung in rungs]
     changed = [{k for k in one if one[k] != other[k]} for one, other in pairwise(said)]
-    assert changed == [{"horizon"}, {"unmask"}, {"weighting"}]
+    assert changed == [{"horizon"}, {"unmask"}, {"weighting"}, {"unmask"}]
