@@ -1,6 +1,7 @@
 """The command line: help, and a user's mistakes end with exit code 2 and one line."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -90,3 +91,32 @@ def test_library_and_inference_import_without_the_training_packages():
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TAKES_MEMORY = """
+import os, resource, sys
+from dscout_jax.cli.memory import keep_memory
+
+keep_memory()
+faults = []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    taken = b"x" * 2**27
+    del taken
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(os.environ["GLIBC_TUNABLES"], *faults, *sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="this system has no glibc")
+def test_a_command_takes_its_memory_once():
+    def said(**variables):
+        rest = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+        words = [sys.executable, "-c", TAKES_MEMORY, "a word"]
+        return subprocess.run(words, env=rest | variables, capture_output=True, text=True, check=True).stdout
+
+    tunables, _, _, last, *words = said().split()
+    # 128 MiB are 64 large pages at least.
+    assert "hugetlb=1" in tunables and int(last) < 16 and words == ["a", "word"]
+    own = "glibc.malloc.check=0"
+    assert said(GLIBC_TUNABLES=own).split()[0] == own

@@ -8,6 +8,7 @@ import tyro
 from dscout_jax.cli.benchmarks import Bench, BenchCheck, BenchCompare, BenchLatency, Report
 from dscout_jax.cli.decoding import Generate
 from dscout_jax.cli.folders import Convert, Export, Import
+from dscout_jax.cli.memory import keep_memory
 from dscout_jax.cli.training import (
     Explain,
     FeaturesOf,
@@ -56,6 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS, prog="dscout", description="Block-diffusion drafters in JAX.", args=words
     )
+    if arguments is None:
+        keep_memory()
     try:
         command()
     except UserError as error:
