@@ -28,7 +28,7 @@ def test_the_same_rounds_on_both_sides(tmp_path):
         path: rng.normal(0, 0.2, shape) if len(shape) == 2 else np.ones(shape)
         for path, shape in names.drafter_shapes(config).items()
     }
-    save_drafter(tmp_path / "drafter", config, names.nest(flat), dtype=jnp.float32)
+    save_drafter(tmp_path / "drafter", config, names.nest(flat), dtype=jnp.float32, draft_ids=range(6))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("abba", "ba")))
     out = tmp_path / "out.json"
@@ -44,4 +44,5 @@ def test_the_same_rounds_on_both_sides(tmp_path):
         assert set(sides["tokens_per_s"]) == {
             *("ours plain, 1 row", "ours plain, 2 rows", "ours speculative", "pytorch plain"),
             *("pytorch speculative", "pytorch speculative, without_drafts"),
+            "pytorch speculative, whole vocabulary",
         }

@@ -117,22 +117,25 @@ def tapped(out, taps) -> torch.Tensor:
 
 
 @torch.no_grad()
-def draft(target, drafter: DFlash, features, anchor: int):
-    """Hidden states and logits [W, ...] of one block after the positions of `features`."""
+def draft(target, drafter: DFlash, features, anchor: int, head=None):
+    """Hidden states and logits [W, ...] of a block after the positions of `features`; head None: all rows."""
     ids = torch.tensor([anchor] + [drafter.mask] * (drafter.block_size - 1))
     hidden = drafter(features, target.get_input_embeddings()(ids))
-    return hidden, target.get_output_embeddings()(hidden)
+    return hidden, F.linear(hidden, target.get_output_embeddings().weight if head is None else head)
 
 
 @torch.no_grad()
-def decode(target, drafter: DFlash, prompt: list[int], max_new_tokens: int):
-    """Greedy speculative decoding. Returns the tokens and the drafts accepted in each round."""
+def decode(target, drafter: DFlash, prompt: list[int], max_new_tokens: int, ids=None, head=None):
+    """Greedy speculative decoding. Returns the tokens and the drafts accepted in each round.
+
+    ids [R]: what drafts are chosen from, and head [R, D] the head's rows for them; None: the vocabulary.
+    """
     out = target(torch.tensor([prompt]), output_hidden_states=True, use_cache=True)
     cache, features = out.past_key_values, tapped(out, drafter.taps)
     tokens, accepted = [int(out.logits[0, -1].argmax())], []
     while len(tokens) < max_new_tokens:
-        _, logits = draft(target, drafter, features, tokens[-1])
-        drafts = logits[1:].argmax(-1).tolist()
+        best = draft(target, drafter, features, tokens[-1], head)[1][1:].argmax(-1)
+        drafts = (best if ids is None else ids[best]).tolist()
         block = torch.tensor([[tokens[-1], *drafts]])
         out = target(block, past_key_values=cache, output_hidden_states=True, use_cache=True)
         choices = out.logits[0].argmax(-1).tolist()
