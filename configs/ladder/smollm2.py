@@ -17,8 +17,9 @@ from configs.smollm2_135m import config as base
 from dscout_jax.objective import auf, dflash, dpace, dscout, published_dscout
 from train.ladder import Ladder
 
-mixed = dataclasses.replace(dflash(8), name="mixed", horizon=dscout(8).horizon)
-unmasked = dataclasses.replace(mixed, name="unmasked", unmask=published_dscout(8).unmask)
+published = published_dscout(8)
+mixed = dataclasses.replace(dflash(8), name="mixed", horizon=published.horizon)
+unmasked = dataclasses.replace(mixed, name="unmasked", unmask=published.unmask)
 
 ladder = Ladder(
     base=dataclasses.replace(
@@ -33,8 +34,8 @@ ladder = Ladder(
         "dflash": {"objective": dflash(8), "seeds": (0, 1)},
         "+ mixed horizons": {"objective": mixed},
         "+ unmasking": {"objective": unmasked},
-        "+ awl = published dscout": {"objective": published_dscout(8)},
-        "dscout = mixed + awl": {"objective": dscout(8), "seeds": (0, 1)},
+        "+ awl = published dscout": {"objective": published},
+        "dscout": {"objective": dscout(8), "seeds": (0, 1)},
         "dpace": {"objective": dpace(8)},
         "auf": {"objective": auf(8)},
         "dscout, fresh start": {"objective": dscout(8), "init": "fresh"},

@@ -3,6 +3,7 @@
 A weighting is a function `Scores -> weights [B, N, W]`. Slots count from 0 (the anchor, never scored).
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -116,6 +117,15 @@ def awl(
         return jnp.flip(jnp.cumsum(jnp.flip(reach * scores.mask, -1), axis=-1), -1)
 
     return sees_target(weights) if score == "overlap" else weights
+
+
+def product(*parts: Weighting) -> Weighting:
+    """w_k = the product of what several weightings give."""
+
+    def weights(scores: Scores) -> jax.Array:
+        return math.prod(part(scores) for part in parts)
+
+    return sees_target(weights) if any(getattr(part, "sees_target", False) for part in parts) else weights
 
 
 def dpace(eps: float = 0.5) -> Weighting:
