@@ -13,6 +13,7 @@ from dscout_jax.errors import UserError
 from dscout_jax.objective import (
     Objective,
     dflash,
+    dscout,
     factorized_loss,
     inclusion,
     prediction,
@@ -60,17 +61,18 @@ def test_decay_is_dflash_and_first_error_adds_to_it():
 
 
 @pytest.mark.parametrize("chunk", [7, 1024])
-@pytest.mark.parametrize("make", [dflash, published_dscout])
+@pytest.mark.parametrize("make", [dflash, published_dscout, dscout])
 def test_loss_equals_a_naive_loop(make, chunk):
     objective = make(8)
-    hidden, head, blocks, _ = setup_loss(horizon=objective.horizon, unmask=objective.unmask)
+    hidden, head, blocks, _ = setup_loss(N=13, horizon=objective.horizon, unmask=objective.unmask)
     logq = np.asarray(jax.nn.log_softmax(hidden @ head.T))
     logp = np.take_along_axis(logq, np.asarray(blocks.labels)[..., None], -1)[..., 0]
     scores = Scores(jnp.asarray(logp), jnp.zeros_like(blocks.mask), blocks.mask, blocks.revealed)
-    if objective.name == "published-dscout":
-        w = naive_weights(scores, "exclusive", 0.5)
-    else:
-        w = np.exp(-(np.arange(8) - 1) / 4) * np.asarray(blocks.mask)
+    w = np.asarray(blocks.mask, float)
+    if objective.name != "published-dscout":
+        w *= np.exp(-(np.arange(8) - 1) / 4)
+    if objective.name != "dflash":
+        w *= naive_weights(scores, "exclusive", 0.25 if objective.name == "dscout" else 0.5)
     expected = (w * -logp).sum() / w.sum()
     np.testing.assert_allclose(ratio(objective, hidden, head, blocks, chunk=chunk), expected, rtol=1e-5)
 
@@ -301,3 +303,9 @@ def test_illegal_combinations_are_refused():
     for blind in (weighting.awl("overlap"), weighting.confidence):
         with pytest.raises(UserError, match="hidden states"):
             factorized_loss(Objective("x", inclusion.fixed(8), weighting=blind), hidden, head, blocks)
+
+
+def test_a_product_of_weightings_sees_what_its_parts_see():
+    assert not getattr(weighting.product(weighting.decay(), weighting.awl()), "sees_target", False)
+    both = weighting.product(weighting.decay(), weighting.confidence)
+    assert Objective("x", inclusion.fixed(8), weighting=both).sees_target
