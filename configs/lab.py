@@ -1,8 +1,8 @@
 """A drafter for the laboratory's target: the DFlash recipe at blocks of 16.
 
-Reproduces: the base line of docs/results/ladder.md, once that is measured.
+Reproduces: the base line of docs/results/ladder.md.
 Hardware: a CPU with 2 cores and 4 GB of memory.
-Cost: not yet measured.
+Cost: 2 cores of an AMD EPYC with AVX512-bf16: 9 minutes for the target and its answers, 1.7 for this.
 Commands:
     dscout lab runs/lab
     dscout train configs/lab.py

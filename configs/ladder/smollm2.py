@@ -1,8 +1,8 @@
 """The ladder on a real model, SmolLM2-135M-Instruct: maths, chat and code that no recipe was trained on.
 
-Reproduces: docs/results/ladder.md, once that is measured.
+Reproduces: the part of docs/results/ladder.md on SmolLM2, once that is measured.
 Hardware: a CPU with 2 cores, bf16 instructions and 12 GB of memory.
-Cost: not yet measured; eight runs of about half an hour each, and the target's features once. It resumes.
+Cost: not yet measured; ten runs of about half an hour each, and the target's features once. It resumes.
 Commands:
     dscout regenerate PROMPTS.jsonl runs/smollm2_135m/greedy.jsonl \\
         --dtype bfloat16 --batch 96 --max-new-tokens 128
