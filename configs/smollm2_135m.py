@@ -2,8 +2,8 @@
 
 Reproduces: docs/results/main-job.md.
 Hardware: a CPU with 2 cores, bf16 instructions and 16 GB of memory.
-Cost: on 2 cores of an AMD EPYC with AVX512-bf16, 69 minutes for 6,903 answers and 70 for training, with other
-    work beside part of both. 30 of the 70 make the target's features, once for each answer.
+Cost: 2 hours on 2 cores of an AMD EPYC with AVX512-bf16: 69 minutes for 6,903 answers, 53 for training.
+    38 of the 53 are spent on steps that make the target's features, once for each answer.
 Commands (the first three in runs/smollm2_135m; CHAT and MATHS: the chat prompts, and a thousand of the maths
 prompts, of PROMPTS.jsonl):
     dscout regenerate PROMPTS.jsonl greedy.jsonl --dtype bfloat16 --batch 96 --max-new-tokens 128
