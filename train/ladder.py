@@ -87,15 +87,24 @@ def load_ladder(path: str | Path) -> Ladder:
     return ladder
 
 
-def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> list[dict[str, Any]]:
+def climb(
+    ladder: Ladder, cache_dir: str | Path | None = None, shard: tuple[int, int] = (0, 1)
+) -> list[dict[str, Any]]:
     """Trains and decodes what is missing, publishes it and returns the rows.
 
     A second call goes on where one stopped. What a run measured is taken from its mat.json where run and
     measurement are still the same; where not, a finished run is decoded again.
 
+    shard: (i, n) does every n-th run from the i-th on, counted from 0, so that n processes may climb one
+        ladder. Only a call for all runs publishes, and it trains what the others have not.
+
     Raises:
-        UserError: a run was made under another contract; what differs and its folder are named.
+        UserError: a run was made under another contract; what differs and its folder are named. Or a shard
+            that is not one of n.
     """
+    i, n = shard
+    if not 0 <= i < n:
+        raise UserError(f"shard {i}/{n}: shards of {n} count from 0 to {n - 1}")
     target = load_target(ladder.base.target, jnp.dtype(ladder.base.dtype), cache_dir)
     prompts = {name: _prompts(path, target, ladder.limit) for name, path in ladder.datasets.items()}
     measurement = {
@@ -108,7 +117,7 @@ def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> list[dict[str,
     digest = load_rows(ladder.base.data, ladder.base.seq_len, ladder.base.heldout).digest
     rows: list[dict[str, Any]] = []
     kept: dict[Any, dict[int, Features]] = {}
-    for recipe, seed in tqdm(ladder.runs(), desc="ladder", disable=None):
+    for recipe, seed in tqdm(ladder.runs()[i::n], desc="ladder", disable=None):
         settings = ladder.settings(recipe, seed)
         of = {"contract": run_contract(settings, target.fingerprint, digest), "measurement": measurement}
         path = Path(settings.run) / "mat.json"
@@ -131,23 +140,30 @@ def climb(ladder: Ladder, cache_dir: str | Path | None = None) -> list[dict[str,
             "query_budget": settings.query_budget,
         }
         rows += [about | row for row in measured]
-        if new and rows:
+        if new and rows and n == 1:
             publish(rows, ladder.out)
-    publish(rows, ladder.out)
+    if n == 1:
+        publish(rows, ladder.out)
     return rows
 
 
 def climb_all(
-    files: Sequence[str | Path], out: str | Path | None = None, cache_dir: str | Path | None = None
+    files: Sequence[str | Path],
+    out: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    shard: tuple[int, int] = (0, 1),
 ) -> str:
     """Climbs the ladders of several files and returns a page of all; writes it as `out`.json, .md and .png.
 
     Raises:
-        UserError: no file; or as `load_ladder`, `climb` and `publish`.
+        UserError: no file, or an `out` for a shard; or as `load_ladder`, `climb` and `publish`.
     """
     if not files:
         raise UserError("name at least one file that defines a ladder; see configs/ladder/lab.py")
-    rows = [row for ladder in [load_ladder(path) for path in files] for row in climb(ladder, cache_dir)]
+    if out is not None and shard[1] > 1:
+        raise UserError(f"{out} is to hold all runs, not those of one shard: leave out one of the two")
+    ladders = [load_ladder(path) for path in files]
+    rows = [row for ladder in ladders for row in climb(ladder, cache_dir, shard)]
     return page(rows) if out is None else publish(rows, out)
 
 

@@ -187,12 +187,14 @@ class LadderOf:
     """Executable Python that defines `ladder`; see configs/ladder/lab.py."""
     report: Path | None = None
     """Without an ending: the rows of all these ladders together, as .json, .md and .png."""
+    shard: tuple[int, int] = (0, 1)
+    """I N: every N-th run from the I-th on, for N processes on one disk; then once without, to publish."""
     cache_dir: Path | None = None
 
     def __call__(self) -> None:
         from train.ladder import climb_all
 
-        print(climb_all(self.ladders, self.report, self.cache_dir))
+        print(climb_all(self.ladders, self.report, self.cache_dir, self.shard))
 
 
 @dataclasses.dataclass

@@ -125,6 +125,22 @@ def test_what_was_measured_otherwise_is_measured_again(ladder):
     assert (run / "mat.json").read_text() == kept
 
 
+def test_shards_climb_one_ladder(ladder, tmp_path):
+    shared = dataclasses.replace(ladder, out=str(tmp_path / "shared"))
+    parts = [climb(shared, shard=(i, 3)) for i in range(3)]
+    assert [{row["recipe"] for row in rows} for rows in parts] == [{"dflash"}, {"+ all"}, set()]
+    assert not list(tmp_path.glob("shared.*"))
+    marks = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shared/*/mat.json")}
+    assert climb(shared) == parts[0] + parts[1]
+    assert {path: path.stat().st_mtime_ns for path in marks} == marks and len(marks) == 2
+    assert json.loads((tmp_path / "shared.json").read_text())["rows"] == parts[0] + parts[1]
+    for wrong in ((-1, 2), (2, 2)):
+        with pytest.raises(UserError, match=f"shard {wrong[0]}/2"):
+            climb(shared, shard=wrong)
+    with pytest.raises(UserError, match="page is to hold all runs"):
+        climb_all(["any.py"], tmp_path / "page", shard=(1, 2))
+
+
 def row(recipe, seed, mat, size=4, **changes):
     survival = [0.5] * (size - 1)
     found = {"target": "t", "recipe": recipe, "seed": seed, "dataset": "d", "block_size": size, "mat": mat}
